@@ -18,6 +18,7 @@ use knit_ipam::Block;
 use knit_model::{AddressBlock, Labels, Network, NodeAddresses, attached_addresses, pod_ranges};
 
 use knit_objects::Backoff;
+use knit_types::NetworkName;
 
 use crate::rate::Rates;
 
@@ -30,7 +31,7 @@ pub struct Cluster {
     /// The classes.
     pub classes: BTreeMap<String, Arc<NetworkClass>>,
     /// The Networks.
-    pub networks: BTreeMap<String, Arc<Network>>,
+    pub networks: BTreeMap<NetworkName, Arc<Network>>,
     /// The blocks.
     pub blocks: BTreeMap<String, Arc<BlockView>>,
     /// What nodes say of themselves.

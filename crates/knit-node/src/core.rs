@@ -19,6 +19,7 @@ use knit_api::names;
 use knit_ledger::{Reservation, SandboxRecord};
 use knit_runtime::routers::Routers;
 use knit_runtime::{Attachment, InterfaceName, Runtime, SandboxId};
+use knit_types::NetworkName;
 use knit_types::ObjectRef;
 use knit_types::sync::Locked as _;
 use tokio::sync::watch;
@@ -457,13 +458,13 @@ impl Core {
 
     /// Whether pods of this node have a Network, or claims have addresses of it here.
     #[must_use]
-    pub fn has_pods_of(&self, network: &str) -> bool {
+    pub fn has_pods_of(&self, network: &NetworkName) -> bool {
         self.sandboxes().books().networks_in_use().contains(network)
     }
 
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
     /// as a Service that clients outside reach by this node.
-    pub async fn keep_network(&self, name: &str) {
+    pub async fn keep_network(&self, name: &NetworkName) {
         self.networks().keep(name).await;
     }
 
@@ -499,7 +500,7 @@ impl Core {
         }
         let states = self.networks().states();
         let default = states.iter().find(|s| s.name == names::DEFAULT_NETWORK);
-        let problem = if self.networks().is_set_up(names::DEFAULT_NETWORK) {
+        let problem = if self.networks().is_set_up(&NetworkName::default()) {
             None
         } else if !world.networks.contains_key(names::DEFAULT_NETWORK) {
             Some(if world.synced.networks {

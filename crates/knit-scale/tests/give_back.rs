@@ -153,6 +153,10 @@ fn network() -> Network {
     network
 }
 
+fn parsed() -> knit_model::Network {
+    network().try_into().expect("a Network")
+}
+
 fn key(pod: u8) -> LeaseKey {
     let sandbox = SandboxId::new(format!("s{pod}")).expect("a sandbox");
     LeaseKey::new(Owner::Sandbox(sandbox), InterfaceName::new("net1").expect("a name"))
@@ -219,7 +223,7 @@ impl Node {
         let blocks = self.disk.iter().map(|(name, own)| (name.clone(), Arc::clone(&own.block))).collect();
         let wishes = self.disk.iter().filter_map(|(name, own)| Some((name.clone(), own.reclaim.clone()?)));
         self.store = WorldStore::new(World {
-            networks: Arc::new([(NETWORK.to_owned(), Arc::new(network().into()))].into()),
+            networks: Arc::new([(NETWORK.into(), Arc::new(parsed()))].into()),
             blocks: Arc::new(blocks),
             reclaimed: Arc::new(wishes.collect()),
             ..World::default()
@@ -253,7 +257,7 @@ impl Node {
 
     /// As `Networks::take_addresses` does it.
     fn set_up(&mut self) {
-        let network: knit_model::Network = network().into();
+        let network = parsed();
         self.allocator.set_network(network.pool().expect("a pool").expect("a pool").clone());
         let own = self.store.get().own_blocks(self.name);
         let known: Vec<_> = self.allocator.blocks(NETWORK).cloned().collect();
@@ -315,7 +319,7 @@ impl Node {
             });
         }
         let held = said.held.into_iter().map(|(network, ranges)| HeldRanges {
-            network,
+            network: network.to_string(),
             ranges: ranges.iter().map(ToString::to_string).collect(),
         });
         let held_ranges = held.collect();
@@ -372,7 +376,7 @@ impl Controller {
 impl Bed {
     fn new() -> Self {
         let mut view = Cluster { hears_agents: true, ..Cluster::default() };
-        view.networks.insert(NETWORK.into(), Arc::new(network().into()));
+        view.networks.insert(NETWORK.into(), Arc::new(parsed()));
         for (n, node) in NODES.iter().enumerate() {
             let node_view = NodeView {
                 resource_version: "1".into(),

@@ -73,10 +73,10 @@ fn may_be_reclaimed(
     verdicts: &Verdicts<'_>,
     block: &BlockView,
 ) -> bool {
-    let network = &block.network;
-    let is_cut_up = verdicts.of_network.get(network.as_str()).is_some_and(|verdict| verdict.pool.is_some());
+    let network = block.network.as_str();
+    let is_cut_up = verdicts.of_network.get(network).is_some_and(|verdict| verdict.pool.is_some());
     let is_there = cluster.networks.get(network).is_some_and(|network| !network.is_being_deleted());
-    let others = index.blocks_on(&block.node).filter(|(_, other)| other.network == *network);
+    let others = index.blocks_on(&block.node).filter(|(_, other)| other.network == network);
     let remaining = others.filter(|(_, other)| other.reclaim.is_none() && !other.deleting).count();
     // A node has its block of the default Network before it asks for one.
     let is_needed = network == DEFAULT_NETWORK && remaining < 2;

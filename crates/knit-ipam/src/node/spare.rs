@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use knit_types::NetworkName;
+
 use super::NodeAllocator;
 use super::block_state::BlockState;
 use super::counts::FamilyCounts;
@@ -26,7 +28,7 @@ impl NodeAllocator {
     /// need to ask for a further one.
     #[must_use]
     pub fn spare_blocks(&self, now: Millis) -> Vec<Spare<'_>> {
-        let short: Vec<String> = self.wants_more(now).into_iter().map(|wants| wants.network).collect();
+        let short: Vec<NetworkName> = self.wants_more(now).into_iter().map(|wants| wants.network).collect();
         let mut spare = Vec::new();
         for (network, state) in &self.networks {
             let router = self.router(network).map(|(addresses, _)| addresses.first());

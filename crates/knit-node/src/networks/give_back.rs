@@ -17,8 +17,9 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use ipnet::IpNet;
-use knit_api::{SpareBlock, names};
+use knit_api::SpareBlock;
 use knit_ipam::{Millis, NodeAllocator};
+use knit_types::NetworkName;
 use knit_types::sync::Locked as _;
 
 use crate::world::own::{KeptBlocks, OwnBlock, OwnBlocks};
@@ -36,7 +37,7 @@ pub struct BlocksSaid {
     /// Those that it can do without.
     pub spare: Vec<SpareBlock>,
     /// The ranges that nobody else may have, with their Networks.
-    pub held: BTreeMap<String, Vec<IpNet>>,
+    pub held: BTreeMap<NetworkName, Vec<IpNet>>,
 }
 
 // === impl SpareSince ===
@@ -86,7 +87,7 @@ impl SpareSince {
             }
             // Whoever sets the Network up here goes by the wish from the beginning. A node has its block of the
             // default Network whether or not it has pods.
-            let is_unused = network != names::DEFAULT_NETWORK && allocator.is_unused(block, now);
+            let is_unused = !network.is_default() && allocator.is_unused(block, now);
             is_unused.then_some((None, own.reclaim.is_some()))
         };
         let mut since = self.known.locked();

@@ -111,8 +111,8 @@ impl Reconciler {
                 continue;
             }
             let Some(runtime) = self.runtimes.get(&plan.runtime) else { continue };
-            // All pods of the node wait for the first pass: one that let it wait would do so once more for each
-            // of these. Later passes try each, since it may be the pod that does not answer.
+            // All pods of the node wait for the first pass: one that let it wait would do so once more for
+            // each of these. Later passes try each, since it may be the pod that does not answer.
             if lists.first && lists.is_silent(&self.runtimes, &plan.runtime) {
                 outcome.failed += 1;
                 continue;

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use knit_api::{AddressBlockSpec, NetworkClass};
 use knit_ledger::{Batch, Ledger, LedgerError, Options, Record, Recovery};
 use knit_model::{AddressBlock, Network};
+use knit_types::NetworkName;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -53,7 +54,7 @@ enum Item {
     Complete {
         /// The Networks of which all blocks are there; nothing if all blocks are there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        whole: Option<Vec<String>>,
+        whole: Option<Vec<NetworkName>>,
     },
 }
 
@@ -63,7 +64,7 @@ pub struct BootLog {
     ledger: Ledger<BootRecord>,
     /// What the file has, to find out what has changed.
     base: World,
-    complete: Option<Option<Vec<String>>>,
+    complete: Option<Option<Vec<NetworkName>>>,
     /// A write failed: the file may have more or less than `base`.
     is_doubtful: bool,
     /// What an agent of an earlier version left, which counts as long as it is there.
@@ -145,7 +146,11 @@ impl BootLog {
     /// be written.
     pub fn store(&mut self, world: &World) -> Result<usize, LedgerError> {
         let whole = world.block_lists.as_ref().map(|lists| {
-            lists.iter().filter(|(_, list)| list.whole).map(|(name, _)| name.clone()).collect::<Vec<_>>()
+            lists
+                .iter()
+                .filter(|(_, list)| list.whole)
+                .map(|(name, _)| name.clone())
+                .collect::<Vec<NetworkName>>()
         });
         if std::mem::replace(&mut self.is_doubtful, true) {
             (self.base, self.complete) = world_of(self.ledger.records());
@@ -183,8 +188,9 @@ impl BootLog {
     /// What is different from what the file has.
     fn compare(&self, world: &World, changes: &mut Changes) {
         let base = &self.base;
-        changes
-            .of("network", &base.networks, &world.networks, Clone::clone, |v| Item::Network(Arc::clone(v)));
+        changes.of("network", &base.networks, &world.networks, ToString::to_string, |v| {
+            Item::Network(Arc::clone(v))
+        });
         changes.of("class", &base.classes, &world.classes, Clone::clone, |v| Item::Class(Arc::clone(v)));
         changes.of("namespace", &base.namespaces, &world.namespaces, Clone::clone, |v| {
             Item::Namespace(Arc::clone(v))
@@ -285,7 +291,7 @@ fn kept_of(world: &World) -> World {
 }
 
 /// The snapshot that records make, and what the record says that is there when all are.
-fn world_of<'a>(records: impl Iterator<Item = &'a BootRecord>) -> (World, Option<Option<Vec<String>>>) {
+fn world_of<'a>(records: impl Iterator<Item = &'a BootRecord>) -> (World, Option<Option<Vec<NetworkName>>>) {
     let (mut networks, mut classes, mut namespaces) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let (mut blocks, mut reclaimed, mut nodes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let (mut service_cidrs, mut services, mut announced) =
@@ -295,7 +301,7 @@ fn world_of<'a>(records: impl Iterator<Item = &'a BootRecord>) -> (World, Option
         let name = record.key.split_once('/').map_or("", |(_, name)| name).to_owned();
         let pair = || name.split_once('/').map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
         match &record.item {
-            Item::Network(network) => drop(networks.insert(name, Arc::clone(network))),
+            Item::Network(network) => drop(networks.insert(network.name().clone(), Arc::clone(network))),
             Item::Class(class) => drop(classes.insert(name, Arc::clone(class))),
             Item::Namespace(labels) => drop(namespaces.insert(name, Arc::clone(labels))),
             Item::Block { spec, reclaim } => {
@@ -362,7 +368,8 @@ mod network {
     pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Arc<Network>, D::Error> {
-        knit_api::Network::deserialize(deserializer).map(|network| Arc::new(network.into()))
+        let object = knit_api::Network::deserialize(deserializer)?;
+        Network::try_from(object).map(Arc::new).map_err(serde::de::Error::custom)
     }
 }
 
@@ -391,7 +398,9 @@ mod tests {
         let wish =
             |(name, _, wish): &(&str, &str, Option<&str>)| Some(((*name).to_owned(), (*wish)?.to_owned()));
         World {
-            networks: Arc::new([("red".to_owned(), Arc::new(red.into()))].into()),
+            networks: Arc::new(
+                [(NetworkName::from("red"), Arc::new(red.try_into().expect("a Network")))].into(),
+            ),
             namespaces: Arc::new([("shop".to_owned(), Arc::new(Labels::default()))].into()),
             blocks: Arc::new(
                 blocks.iter().map(|(n, range, _)| ((*n).to_owned(), block("red", range))).collect(),
@@ -399,7 +408,7 @@ mod tests {
             reclaimed: Arc::new(blocks.iter().filter_map(wish).collect()),
             nodes: Arc::new([("n1".to_owned(), Arc::new(view))].into()),
             services: Arc::new([(("shop".into(), "db".into()), vec![IpAddr::from([10, 96, 0, 1])])].into()),
-            block_lists: Some(Arc::new([("red".to_owned(), whole)].into())),
+            block_lists: Some(Arc::new([(NetworkName::from("red"), whole)].into())),
             ..World::default()
         }
     }

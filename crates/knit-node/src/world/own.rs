@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ipnet::IpNet;
 use knit_model::AddressBlock;
-use knit_types::Family;
 use knit_types::sync::Locked as _;
+use knit_types::{Family, NetworkName};
 
 use super::World;
 
@@ -90,9 +90,9 @@ impl World {
 
 impl OwnBlock {
     /// What the node gives out of it, with its Network.
-    pub(crate) fn ranges(&self) -> Vec<(String, IpNet)> {
+    pub(crate) fn ranges(&self) -> Vec<(NetworkName, IpNet)> {
         let prefixes = Family::ALL.into_iter().filter_map(|family| self.block.block().prefix(family));
-        prefixes.map(|range| (self.block.network().to_owned(), range)).collect()
+        prefixes.map(|range| (self.block.network().clone(), range)).collect()
     }
 }
 
@@ -122,7 +122,7 @@ impl KeptBlocks {
 
     /// The ranges that an agent may find there, with their Networks.
     #[must_use]
-    pub fn ranges(&self) -> Vec<(String, IpNet)> {
+    pub fn ranges(&self) -> Vec<(NetworkName, IpNet)> {
         let state = self.state.locked();
         state.either.iter().flat_map(|blocks| blocks.values()).flat_map(OwnBlock::ranges).collect()
     }
