@@ -110,9 +110,9 @@ pub struct NodeNetworkStatusNetwork {
 pub struct SpareBlock {
     /// The AddressBlock's name.
     pub name: String,
-    /// The value of its annotation `knit.dev/reclaim` for which the node has given it up: no pod has an address
-    /// of it, none rests, and none is given out again unless the annotation goes away. Only then the AddressBlock
-    /// is deleted.
+    /// The value of its annotation `knit.dev/reclaim` for which the node has given it up: no pod has an
+    /// address of it, none rests, and none is given out again unless the annotation goes away. Only then
+    /// the AddressBlock is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given_up: Option<String>,
 }

@@ -357,7 +357,8 @@ async fn open_boot_log(config: &CoreConfig, patience: Duration) -> (Option<Opene
                 tracing::error!(
                     error,
                     "cannot open the cache of Networks: while the API is away, an agent that \
-                    starts knows of no Network; free its directory of what is in the way, and restart the agent"
+                    starts knows of no Network; free its directory of what is in the way, and restart the \
+                    agent"
                 );
                 return (None, World::default());
             }

@@ -32,7 +32,8 @@ pub(crate) enum Operation {
     Apply { body: Value, part: Part, manager: &'static str },
     /// JSON merge patch. With a resourceVersion in it, only that version is patched.
     Merge { patch: Value, part: Part },
-    /// Delete it; it may be gone already. With a uid, only that very object, and with a version only that one.
+    /// Delete it; it may be gone already. With a uid, only that very object, and with a version only that
+    /// one.
     Delete { uid: Option<String>, version: Option<String> },
 }
 

@@ -1,6 +1,6 @@
-//! Blocks that come back, with everything that may go wrong on the way: the controller's plans and what agents say
-//! of their blocks are the real ones; what they see is late, what they write is late or lost, and they are killed
-//! between any two steps.
+//! Blocks that come back, with everything that may go wrong on the way: the controller's plans and what
+//! agents say of their blocks are the real ones; what they see is late, what they write is late or lost,
+//! and they are killed between any two steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -115,7 +115,10 @@ fn op() -> impl Strategy<Value = Op> {
         10 => (node.clone(), 0..20_u8).prop_map(|(n, pod)| Op::Del(n, pod)),
         4 => node.clone().prop_map(Op::Leave),
         8 => node.clone().prop_map(Op::Hear),
-        6 => (node.clone(), prop_oneof![4 => Just(Kill::Not), 1 => Just(Kill::Before), 1 => Just(Kill::Within)])
+        6 => (
+            node.clone(),
+            prop_oneof![4 => Just(Kill::Not), 1 => Just(Kill::Before), 1 => Just(Kill::Within)],
+        )
             .prop_map(|(n, kill)| Op::Keep(n, kill)),
         8 => node.clone().prop_map(Op::Say),
         8 => (node.clone(), prop::bool::weighted(0.8)).prop_map(|(n, first)| Op::Arrive(n, first)),
@@ -537,8 +540,8 @@ fn blocks_that_became_empty_go_back_while_others_are_in_use() {
     assert_eq!(bed.nodes[0].leased().count(), 3);
 }
 
-/// The agent is killed behind any step, with and without what it knew on disk, and a pod comes to the next one
-/// before that hears of anything; the controller goes on with what it has.
+/// The agent is killed behind any step, with and without what it knew on disk, and a pod comes to the next
+/// one before that hears of anything; the controller goes on with what it has.
 #[test]
 fn a_pod_that_comes_to_a_restarted_agent_finds_no_block_that_was_given_up() {
     let mut given_up = 0;

@@ -1,7 +1,7 @@
-//! Blocks that their nodes can do without come back. The node agrees before anything is taken: it says that a
-//! block is spare, is told that it is wanted back, gives it up on disk and says so for this very wish, and only
-//! then the AddressBlock is deleted, in the version that has the wish. What it holds all the same, because a pod
-//! came to it in any other way, it lists in `heldRanges`, and nobody else gets that.
+//! Blocks that their nodes can do without come back. The node agrees before anything is taken: it says that
+//! a block is spare, is told that it is wanted back, gives it up on disk and says so for this very wish,
+//! and only then the AddressBlock is deleted, in the version that has the wish. What it holds all the same,
+//! because a pod came to it in any other way, it lists in `heldRanges`, and nobody else gets that.
 
 use knit_api::names::DEFAULT_NETWORK;
 
@@ -11,8 +11,8 @@ use super::index::Index;
 use crate::cluster::{BlockView, Cluster, Memory, Now};
 use crate::rate;
 
-/// Asks for blocks that nodes can do without, takes those that were given up, and leaves to nodes what they need
-/// again.
+/// Asks for blocks that nodes can do without, takes those that were given up, and leaves to nodes what they
+/// need again.
 pub(super) fn blocks(
     cluster: &Cluster,
     index: &Index<'_>,
@@ -65,8 +65,8 @@ pub(super) fn blocks(
     }
 }
 
-/// Whether a node may be asked for a block: it is one of the Network's own subnets, and does not have to be given
-/// again at once.
+/// Whether a node may be asked for a block: it is one of the Network's own subnets, and does not have to be
+/// given again at once.
 fn may_be_reclaimed(
     cluster: &Cluster,
     index: &Index<'_>,

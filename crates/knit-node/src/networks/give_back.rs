@@ -1,17 +1,18 @@
 //! Which AddressBlocks this node can do without, and which of them it has given up.
 //!
-//! An address is never in two places, and no block goes while a pod has an address of it, wherever the agent or
-//! the controller are killed:
+//! An address is never in two places, and no block goes while a pod has an address of it, wherever the
+//! agent or the controller are killed:
 //!
 //! 1. A block that no pod has used for a while is said to be spare. Pods may still get addresses of it.
-//! 2. The controller writes that it wants it back. From then on nothing is leased from it, and once that is on disk
-//!    (an agent that starts without the API goes by the same), it is said to be given up, for this very wish.
-//! 3. The controller deletes the AddressBlock, in the version that has the wish. It gives none of its addresses to
-//!    anybody before this node no longer says that it holds them, which it does while the block is known or on
-//!    disk.
+//! 2. The controller writes that it wants it back. From then on nothing is leased from it, and once that is
+//!    on disk (an agent that starts without the API goes by the same), it is said to be given up, for this
+//!    very wish.
+//! 3. The controller deletes the AddressBlock, in the version that has the wish. It gives none of its
+//!    addresses to anybody before this node no longer says that it holds them, which it does while the
+//!    block is known or on disk.
 //!
-//! A node that needs the block again says that it is not spare; the controller takes its wish back, and only then
-//! are addresses leased again.
+//! A node that needs the block again says that it is not spare; the controller takes its wish back, and
+//! only then are addresses leased again.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -85,8 +86,8 @@ impl SpareSince {
                 let spare = of_allocator.iter().find(|spare| spare.block == block)?;
                 return Some((spare.last_used, spare.is_closed));
             }
-            // Whoever sets the Network up here goes by the wish from the beginning. A node has its block of the
-            // default Network whether or not it has pods.
+            // Whoever sets the Network up here goes by the wish from the beginning. A node has its block of
+            // the default Network whether or not it has pods.
             let is_unused = !network.is_default() && allocator.is_unused(block, now);
             is_unused.then_some((None, own.reclaim.is_some()))
         };

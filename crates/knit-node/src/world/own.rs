@@ -22,8 +22,8 @@ pub struct OwnBlock {
     pub reclaim: Option<String>,
 }
 
-/// What an agent that starts now may find on disk of this node's blocks. While the API is away it would give out
-/// addresses of them, so no other node may have one of these.
+/// What an agent that starts now may find on disk of this node's blocks. While the API is away it would
+/// give out addresses of them, so no other node may have one of these.
 #[derive(Debug, Default)]
 pub struct KeptBlocks {
     state: Mutex<State>,

@@ -29,7 +29,8 @@ async fn said(objects: &Objects) -> NodeNetworkStatus {
     said.and_then(|said| said.status).unwrap_or_default()
 }
 
-/// Waits until this is what the agent says of a block: that it can do without it, and what it has given it up for.
+/// Waits until this is what the agent says of a block: that it can do without it, and what it has given it
+/// up for.
 async fn says(agent: &Agent, objects: &Objects, block: &str, expected: Option<Option<&str>>) {
     holds_when_asked(&format!("{block}: {expected:?}"), || async {
         // It looks once a minute, and whenever anything happens.
@@ -95,8 +96,8 @@ async fn a_block_goes_back_only_when_an_agent_that_starts_now_would_lease_nothin
     says(&agent, &objects, "blue-second", Some(None)).await;
     wish(&objects, "blue-second", Some("first")).await;
     says(&agent, &objects, "blue-second", Some(Some("first"))).await;
-    // What is said is on disk by now, and nothing is leased of it, by this agent or by the next one, which has
-    // nobody to ask.
+    // What is said is on disk by now, and nothing is leased of it, by this agent or by the next one, which
+    // has nobody to ask.
     assert_eq!(wish_on_disk(&node, "blue-second").as_deref(), Some("first"));
     assert!(matches!(asks_for_the_second(&node, "c").await, super::Response::Err(_)));
     agent.stop(Duration::from_secs(5)).await;
