@@ -129,7 +129,7 @@ impl TryFrom<Raw> for AttachmentConfig {
 
     fn try_from(raw: Raw) -> Result<Self, ConfigError> {
         let wrong = |field: &str, problem: &dyn fmt::Display| ConfigError(format!("{field}: {problem}"));
-        if let Some(Err(error)) = raw.network.as_ref().map(NetworkName::parse) {
+        if let Some(Err(error)) = raw.network.as_ref().map(NetworkName::new) {
             return Err(wrong("network", &error));
         }
         let interface = raw.interface.map(|name| InterfaceName::new(shorten(&name)));

@@ -18,6 +18,7 @@ use knit_ipam::Block;
 use knit_model::{AddressBlock, Labels, Network, NodeAddresses, attached_addresses, pod_ranges};
 
 use knit_objects::Backoff;
+use knit_types::NetworkName;
 
 use crate::rate::Rates;
 
@@ -30,7 +31,7 @@ pub struct Cluster {
     /// The classes.
     pub classes: BTreeMap<String, Arc<NetworkClass>>,
     /// The Networks.
-    pub networks: BTreeMap<String, Arc<Network>>,
+    pub networks: BTreeMap<NetworkName, Arc<Network>>,
     /// The blocks.
     pub blocks: BTreeMap<String, Arc<BlockView>>,
     /// What nodes say of themselves.
@@ -68,6 +69,8 @@ pub struct NodeView {
     pub resource_version: String,
     /// Its own addresses.
     pub addresses: Vec<IpAddr>,
+    /// What is written as an address of it and is none.
+    pub unreadable: Vec<String>,
     /// The ranges that the cluster gave it for its pods.
     pub pod_ranges: Vec<IpNet>,
     /// All its taints.
@@ -382,9 +385,11 @@ impl NodeView {
     #[must_use]
     pub fn of(node: &Node) -> Self {
         let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+        let addresses = NodeAddresses::of(node);
         Self {
             resource_version: node.metadata.resource_version.clone().unwrap_or_default(),
-            addresses: NodeAddresses::of(node).all().collect(),
+            addresses: addresses.all().collect(),
+            unreadable: addresses.unreadable,
             pod_ranges: pod_ranges(node),
             taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
             labels: node.metadata.labels.clone().unwrap_or_default(),
@@ -397,8 +402,10 @@ impl NodeView {
     /// new one is not forgotten.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
-        let Self { resource_version: _, addresses, pod_ranges, taints, labels, created, pods } = self;
-        (addresses, pod_ranges, taints) == (&other.addresses, &other.pod_ranges, &other.taints)
+        let Self { resource_version: _, addresses, unreadable, pod_ranges, taints, labels, created, pods } =
+            self;
+        (addresses, unreadable) == (&other.addresses, &other.unreadable)
+            && (pod_ranges, taints) == (&other.pod_ranges, &other.taints)
             && (labels, created, pods) == (&other.labels, &other.created, &other.pods)
     }
 }
@@ -501,6 +508,9 @@ impl PolicyView {
     }
 }
 
+/// The longest that a Lease is believed to hold: its node wrote that.
+const LONGEST_HOLD: Duration = Duration::from_secs(600);
+
 // === impl AgentLease ===
 
 impl AgentLease {
@@ -512,7 +522,7 @@ impl AgentLease {
         let seconds = u64::try_from(spec.lease_duration_seconds?).ok()?;
         Some(Self {
             version: lease.metadata.resource_version.clone().unwrap_or_default(),
-            holds: Duration::from_secs(seconds),
+            holds: Duration::from_secs(seconds).min(LONGEST_HOLD),
         })
     }
 }

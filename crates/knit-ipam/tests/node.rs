@@ -16,14 +16,14 @@ fn both(list: &[&str]) -> Addresses {
     Addresses::from_list(&list.iter().map(|a| ip(a)).collect::<Vec<_>>()).unwrap()
 }
 
-fn pool(name: &str, id: u32) -> Pool {
+fn pool(name: &'static str, id: u32) -> Pool {
     let range = |a, b| AddressRange::new(ip(a), ip(b)).unwrap();
     let v4 = Subnet::new("10.0.0.0/24".parse().unwrap(), None, &[range("10.0.0.128", "10.0.0.143")]).unwrap();
     let v6 = Subnet::new("fd00::/64".parse().unwrap(), None, &[range("fd00::80", "fd00::8f")]).unwrap();
     Pool::new(name, id, [v4, v6]).unwrap().primary(true).with_router(true)
 }
 
-fn block(network: &str, at: u8) -> Block {
+fn block(network: &'static str, at: u8) -> Block {
     let start = both(&[&format!("10.0.0.{at}"), &format!("fd00::{at:x}")]);
     Block::new(network, "n1", start, BlockSize::SMALL).unwrap()
 }
@@ -47,7 +47,7 @@ fn key(id: &str, interface: &str) -> LeaseKey {
     LeaseKey::new(sandbox(id), InterfaceName::new(interface).unwrap())
 }
 
-fn want(interface: &str, network: &str) -> Want {
+fn want(interface: &str, network: &'static str) -> Want {
     Want::new(InterfaceName::new(interface).unwrap(), network)
 }
 
@@ -205,7 +205,7 @@ fn an_address_is_one_pod_s_on_its_node_over_all_primaries() {
     let mut node = node();
     node.set_network(pool("blue", 2));
     node.set_network(pool("aside", 3).primary(false));
-    let on = |network: &str| Want { network: network.into(), ..fixed(&["10.0.0.130", "fd00::82"]) };
+    let on = |network: &'static str| Want { network: network.into(), ..fixed(&["10.0.0.130", "fd00::82"]) };
     node.lease(&ask("a", vec![on("red")]), Millis(0)).unwrap();
     let error = node.lease(&ask("b", vec![on("blue")]), Millis(0)).unwrap_err();
     assert!(error.to_string().contains("in use by pod shop/pod-a"), "{error}");
@@ -388,7 +388,7 @@ fn what_is_withheld_in_a_primary_network_was_given_to_a_pod_of_another_one() {
     }
     let free = |node: &NodeAllocator, network| node.counts(network, Millis(0)).unwrap().v4.unwrap().free;
     let before = (free(&node, "blue"), free(&node, "aside"));
-    node.withhold("what sandbox x had", Some("red"), ip("10.0.0.3"));
+    node.withhold("what sandbox x had", Some(&"red".into()), ip("10.0.0.3"));
     assert_eq!((free(&node, "blue"), free(&node, "aside")), (before.0 - 1, before.1));
     let asked = |network| {
         let mut want = want("eth0", network);
@@ -404,9 +404,9 @@ fn what_is_withheld_in_a_primary_network_was_given_to_a_pod_of_another_one() {
 fn what_is_withheld_is_given_to_nobody_until_it_is_released() {
     let mut node = NodeAllocator::new("n1", NodeConfig::default());
     // Before its Network is known, as at a start; and one of which the Network is not known at all.
-    node.withhold("what sandbox x had", Some("red"), ip("10.0.0.3"));
+    node.withhold("what sandbox x had", Some(&"red".into()), ip("10.0.0.3"));
     node.withhold("what sandbox x had", None, ip("fd00::4"));
-    node.withhold("what sandbox y had", Some("red"), ip("10.0.0.130"));
+    node.withhold("what sandbox y had", Some(&"red".into()), ip("10.0.0.130"));
     node.set_network(pool("red", 1));
     node.add_block(block("red", 0)).unwrap();
     node.add_block(block("red", 8)).unwrap();

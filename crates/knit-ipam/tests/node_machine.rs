@@ -9,7 +9,7 @@ use knit_ipam::{
     AddressRange, Addresses, Block, BlockSize, Family, FamilyCounts, Lease, LeaseError, LeaseKey, LeaseKind,
     Mac, Millis, NodeAllocator, NodeConfig, PodRef, Pool, Removal, Request, Standing, Subnet, Want,
 };
-use knit_types::{InterfaceName, Owner, SandboxId};
+use knit_types::{InterfaceName, NetworkName, Owner, SandboxId};
 use proptest::prelude::*;
 
 const QUARANTINE: u64 = 100;
@@ -36,7 +36,7 @@ fn v6_prefix(network: &str) -> &'static str {
 }
 
 /// The k-th block of a Network: IPv4 counts up, IPv6 counts down, so that nothing pairs by accident.
-fn block(network: &str, k: u8) -> Block {
+fn block(network: &'static str, k: u8) -> Block {
     let v4 = format!("10.0.0.{}", u32::from(k) * 8).parse().unwrap();
     let v6 = format!("{}{:x}", v6_prefix(network), (5 - u32::from(k)) * 8).parse().unwrap();
     let start = if network == "six" { Addresses::V6(v6) } else { Addresses::Dual { v4, v6 } };
@@ -140,7 +140,7 @@ fn request(sandbox: u8, named: bool, wants: &[WantOp]) -> Request {
 struct Model {
     leases: BTreeMap<LeaseKey, Lease>,
     blocks: Vec<(Block, bool)>,
-    freed: BTreeMap<(String, IpAddr), u64>,
+    freed: BTreeMap<(NetworkName, IpAddr), u64>,
     now: u64,
 }
 
@@ -155,7 +155,7 @@ impl Model {
 
     fn quarantined(&self, network: &str, pair: &Addresses) -> bool {
         pair.iter()
-            .filter_map(|a| self.freed.get(&(network.to_owned(), a)))
+            .filter_map(|a| self.freed.get(&(network.parse().unwrap(), a)))
             .any(|at| self.now < at + QUARANTINE)
     }
 

@@ -88,8 +88,18 @@ pub(crate) fn open_again(
         return Ok(());
     }
     let mut rules = node.space.rules()?;
+    let failed = internal("open ports of the node again");
+    // In one transaction: a port that leads elsewhere is closed at no moment.
+    let mut both = SetElement::delete(&gone, &table);
+    both.append(SetElement::add(&missing, &table));
+    match rules.commit(&both) {
+        Ok(()) => return Ok(()),
+        // Somebody has taken some of them away meanwhile.
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(failed(error)),
+    }
     take_elements(&mut *rules, &gone, &table)?;
-    rules.commit(&SetElement::add(&missing, &table)).map_err(internal("open ports of the node again"))
+    rules.commit(&SetElement::add(&missing, &table)).map_err(failed)
 }
 
 /// Closes the ports of the node that lead to this host end.

@@ -13,6 +13,8 @@ pub struct NodeAddresses {
     pub internal: Vec<IpAddr>,
     /// Those of any other type, such as `ExternalIP`, that lead to it too.
     pub others: Vec<IpAddr>,
+    /// What is written as an address and is none, with its type: nobody can be kept away from it.
+    pub unreadable: Vec<String>,
 }
 
 impl NodeAddresses {
@@ -22,7 +24,12 @@ impl NodeAddresses {
         let listed = node.status.as_ref().and_then(|status| status.addresses.as_ref());
         let mut found = Self::default();
         for listed in listed.into_iter().flatten() {
-            let Some(address) = parse_ip(&listed.address) else { continue };
+            let Some(address) = parse_ip(&listed.address) else {
+                if matches!(listed.type_.as_str(), "InternalIP" | "ExternalIP") {
+                    found.unreadable.push(format!("{} {:?}", listed.type_, excerpt(&listed.address)));
+                }
+                continue;
+            };
             let list = if listed.type_ == "InternalIP" { &mut found.internal } else { &mut found.others };
             list.push(address);
         }
@@ -33,6 +40,11 @@ impl NodeAddresses {
     pub fn all(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.internal.iter().chain(&self.others).copied()
     }
+}
+
+/// The beginning of what a kubelet wrote, which may be of any length.
+fn excerpt(text: &str) -> &str {
+    text.char_indices().nth(45).map_or(text, |(end, _)| &text[..end])
 }
 
 /// The ranges that the cluster gave a Node for its pods. `podCIDR` is the first of `podCIDRs`, and counts
@@ -70,8 +82,24 @@ mod tests {
         let texts = |list: &[IpAddr]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(texts(&found.internal), ["192.168.7.2", "192.168.7.3", "192.168.7.4"]);
         assert_eq!(texts(&found.others), ["203.0.113.2", "2001:db8::2"]);
-        assert_eq!(found.all().count(), 5);
+        assert_eq!((found.all().count(), found.unreadable.len()), (5, 0), "a host name is not an address");
         assert_eq!(NodeAddresses::of(&node(json!({}))), NodeAddresses::default());
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_read_was_dropped_without_a_word() {
+        let found = NodeAddresses::of(&node(json!({"status": {"addresses": [
+            {"type": "InternalIP", "address": "192.168.7.2/24"},
+            {"type": "ExternalIP", "address": "é".repeat(100_000)},
+            {"type": "Hostname", "address": "b"},
+            {"type": "InternalDNS", "address": "b.example"},
+            {"type": "InternalIP", "address": "192.168.7.3"},
+        ]}})));
+        assert_eq!((found.internal.len(), found.others.len()), (1, 0));
+        assert_eq!(
+            found.unreadable,
+            ["InternalIP \"192.168.7.2/24\"", &format!("ExternalIP {:?}", "é".repeat(45))]
+        );
     }
 
     #[test]

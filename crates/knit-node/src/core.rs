@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use knit_api::names;
 use knit_ledger::{Reservation, SandboxRecord};
 use knit_runtime::routers::Routers;
 use knit_runtime::{Attachment, InterfaceName, Runtime, SandboxId};
+use knit_types::NetworkName;
 use knit_types::ObjectRef;
 use knit_types::sync::Locked as _;
 use tokio::sync::watch;
@@ -139,6 +141,7 @@ impl Core {
             metrics: Arc::clone(&metrics),
             repairs,
             cri,
+            no_unknown_networks: AtomicBool::new(false),
         };
         let busy = watch::Sender::new(0);
         let claims = OnceLock::new();
@@ -455,13 +458,13 @@ impl Core {
 
     /// Whether pods of this node have a Network, or claims have addresses of it here.
     #[must_use]
-    pub fn has_pods_of(&self, network: &str) -> bool {
+    pub fn has_pods_of(&self, network: &NetworkName) -> bool {
         self.sandboxes().books().networks_in_use().contains(network)
     }
 
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
     /// as a Service that clients outside reach by this node.
-    pub async fn keep_network(&self, name: &str) {
+    pub async fn keep_network(&self, name: &NetworkName) {
         self.networks().keep(name).await;
     }
 
@@ -497,7 +500,7 @@ impl Core {
         }
         let states = self.networks().states();
         let default = states.iter().find(|s| s.name == names::DEFAULT_NETWORK);
-        let problem = if self.networks().is_set_up(names::DEFAULT_NETWORK) {
+        let problem = if self.networks().is_set_up(&NetworkName::default()) {
             None
         } else if !world.networks.contains_key(names::DEFAULT_NETWORK) {
             Some(if world.synced.networks {

@@ -21,6 +21,7 @@ use knit_runtime::{
     InterfaceName, Network, NetworkStatus, NetworkUsage, Pod, Protocol, Reason, Result, Runtime, SandboxId,
     Status, Survey, feature,
 };
+use knit_types::NetworkName;
 use knit_types::sync::Locked;
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -41,10 +42,10 @@ pub struct FakeKernel {
 #[derive(Debug, Default)]
 struct KernelState {
     /// Networks of which something is damaged; none if nobody compares.
-    damaged: Option<BTreeSet<String>>,
+    damaged: Option<BTreeSet<NetworkName>>,
     /// Attachments of which something is damaged.
     broken: BTreeSet<(SandboxId, InterfaceName)>,
-    networks: BTreeMap<String, Network>,
+    networks: BTreeMap<NetworkName, Network>,
     attachments: BTreeMap<(SandboxId, InterfaceName), Attachment>,
     /// Made, but not whole: only garbage collection finds them.
     halves: BTreeSet<(SandboxId, InterfaceName)>,
@@ -52,7 +53,7 @@ struct KernelState {
     begun: usize,
     set_ups: usize,
     garbage_calls: usize,
-    usage: BTreeMap<String, NetworkUsage>,
+    usage: BTreeMap<NetworkName, NetworkUsage>,
     faults: Faults,
 }
 
@@ -82,6 +83,8 @@ pub struct Faults {
     pub slow_on: Option<(String, Duration)>,
     /// No detach ever answers.
     pub hang_detaches: bool,
+    /// No removal of leftovers ever ends.
+    pub hang_garbage: bool,
     /// Answers leave the addresses out.
     pub forget_addresses: bool,
     /// The path of the pod's namespace means another one when it is opened.
@@ -143,7 +146,7 @@ impl FakeKernel {
 
     /// The Networks that are set up.
     #[must_use]
-    pub fn networks(&self) -> BTreeMap<String, Network> {
+    pub fn networks(&self) -> BTreeMap<NetworkName, Network> {
         self.state().networks.clone()
     }
 
@@ -186,8 +189,8 @@ impl FakeKernel {
     }
 
     /// Damages a Network as a stranger would, and tells so. From now on what is there is compared.
-    pub fn damage(&self, network: &str) {
-        self.state().damaged.get_or_insert_default().insert(network.to_owned());
+    pub fn damage(&self, network: &'static str) {
+        self.state().damaged.get_or_insert_default().insert(network.into());
         self.disturbed.notify_one();
     }
 
@@ -362,7 +365,7 @@ impl FakeRuntime {
         let key = (request.pod.sandbox.clone(), request.interface.clone());
         let mut state = self.kernel.state();
         let Some(network) = state.networks.get(&request.network).cloned() else {
-            return Err(Error::new(Reason::NetworkNotFound, "not set up").on(request.network.as_str()));
+            return Err(Error::new(Reason::NetworkNotFound, "not set up").on(&request.network));
         };
         let Some(namespace) = netns::identify(&request.netns).ok().flatten() else {
             return Err(Error::new(Reason::NamespaceGone, "no namespace there"));
@@ -374,7 +377,7 @@ impl FakeRuntime {
         {
             // What fails leaves nothing behind.
             state.halves.remove(&key);
-            return Err(Error::new(reason, "told to fail").on(request.network.as_str()));
+            return Err(Error::new(reason, "told to fail").on(&request.network));
         }
         let clash = state.attachments.iter().find(|(k, a)| {
             **k != key
@@ -450,11 +453,11 @@ impl Runtime for FakeRuntime {
         self.hang_about_networks().await;
         let mut state = self.kernel.state();
         if let Some(reason) = state.faults.set_up {
-            return Err(Error::new(reason, "told to fail").on(network.name.as_str()));
+            return Err(Error::new(reason, "told to fail").on(&network.name));
         }
         if state.faults.set_ups > 0 {
             state.faults.set_ups -= 1;
-            return Err(Error::new(Reason::Internal, "told to fail").on(network.name.as_str()));
+            return Err(Error::new(Reason::Internal, "told to fail").on(&network.name));
         }
         state.set_ups += 1;
         state.damaged.iter_mut().for_each(|damaged| _ = damaged.remove(&network.name));
@@ -462,7 +465,7 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn remove_network(&self, name: &str) -> Result<()> {
+    async fn remove_network(&self, name: &NetworkName) -> Result<()> {
         self.hang_about_networks().await;
         let mut state = self.kernel.state();
         if state.faults.removals > 0 {
@@ -562,6 +565,9 @@ impl Runtime for FakeRuntime {
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
         self.life.live().await;
+        if self.kernel.state().faults.hang_garbage {
+            pending::<()>().await;
+        }
         let mut state = self.kernel.state();
         state.garbage_calls += 1;
         let removed: Vec<Attachment> =
@@ -576,7 +582,7 @@ impl Runtime for FakeRuntime {
             pending::<()>().await;
         }
         let state = self.kernel.state();
-        let network = |name: &String| {
+        let network = |name: &NetworkName| {
             let unwell = state.faults.network_unwell.as_ref().filter(|(unwell, _)| unwell == name);
             let message = unwell.map(|(_, why)| why.clone()).unwrap_or_default();
             NetworkStatus { name: name.clone(), ready: unwell.is_none(), message, attachments: 0 }

@@ -406,7 +406,7 @@ async fn a_deleted_cluster_service_was_allowed_for_ever() {
         let networks = Arc::make_mut(&mut world.networks);
         let changed: knit_api::Network =
             serde_json::from_value(blue(&["cache", "other"])).expect("a Network");
-        networks.insert("blue".to_owned(), Arc::new(changed.into()));
+        networks.insert("blue".into(), Arc::new(changed.try_into().expect("a name")));
     });
     holds("the end of the way to that", || allowed().is_empty()).await;
     agent.stop(Duration::from_secs(5)).await;

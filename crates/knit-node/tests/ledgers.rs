@@ -3,11 +3,13 @@
 mod common;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use common::{Node, id};
 use knit_ledger::{AttachmentState, Entry, SandboxRecord};
 use knit_node::files::Files;
 use knit_node::sandboxes::books::{Books, Store as _};
+use knit_node::testing::Faults;
 use knit_node::{Asked, ClaimRequest, Door, ObjectDoor, Reason};
 use knit_runtime::{InterfaceName, Pod, PortMapping, Protocol};
 use knit_types::ObjectRef;
@@ -244,6 +246,38 @@ async fn a_record_that_cannot_be_read_goes_with_its_namespace() {
     assert!(node.is_clean());
 }
 
+/// Each of them waited for it, one after the other, and the whole pass with them.
+#[tokio::test(start_paused = true)]
+async fn a_pass_waited_for_a_hung_runtime_once_for_each_record_that_cannot_be_read() {
+    const PODS: usize = 40;
+    let mut node = Node::new();
+    let blocks = Arc::make_mut(&mut node.world.blocks);
+    blocks.insert("default-1".into(), Arc::new(common::block("default", common::NODE, "10.1.0.0/24")));
+    let agent = node.start().await;
+    for number in 0..PODS {
+        agent.add(node.request(&format!("s{number}"), "shop", "")).await.expect("attached");
+    }
+    drop(agent);
+    let ledger = node.config().ledger();
+    for number in 0..PODS {
+        let sandbox = format!("s{number}");
+        append(&ledger, &json!({"put": changed(&ledger, &sandbox, "/created_at", json!("yesterday"))}));
+    }
+    let agent = node.start().await;
+    for number in 0..PODS {
+        std::fs::remove_file(node.netns(&format!("s{number}"))).expect("removed");
+    }
+    node.other.fail(Faults { hang_detaches: true, ..Faults::default() });
+    let (begun, limit) = (tokio::time::Instant::now(), node.config().detach_deadline);
+    let outcome = agent.core.reconcile(&Default::default()).await;
+    assert!(begun.elapsed() < limit * 2, "{:?}", begun.elapsed());
+    assert_eq!((outcome.removed, outcome.failed), (0, PODS), "{outcome:?}");
+    assert!(node.kernel.attachments().len() < PODS, "what others made does not wait for it");
+    node.other.fail(Faults::default());
+    assert_eq!(agent.core.reconcile(&Default::default()).await.removed, PODS);
+    assert!(node.is_clean());
+}
+
 #[tokio::test]
 async fn while_a_record_has_no_owner_that_can_be_read_nothing_is_taken_for_a_stray() {
     let node = Node::new();
@@ -305,7 +339,7 @@ async fn what_a_claim_has_reserved_stayed_for_ever_if_its_record_could_not_be_re
             agent.core.release_claim(claim.clone()).await.expect("released");
         } else {
             // Kubelet forgot it, and its object is gone.
-            agent.core.use_claims(std::sync::Arc::new(common::claims::Api::default()), false);
+            agent.core.use_claims(Arc::new(common::claims::Api::default()), false);
             assert_eq!(agent.core.sweep_claims().await, 1);
         }
         let (content, _) = knit_ledger::read::<Entry>(&ledger).expect("a ledger");

@@ -6,7 +6,10 @@ use knit_apiserver::{Config as ApiConfig, Handle, Server, StoreOptions};
 use knit_objects::{Source, Write};
 use serde_json::{Value, json};
 
+use super::writes::{Attempt, Done};
 use super::*;
+use crate::cluster::WriteFailure;
+use crate::plan::{Action, Lane};
 
 /// An API server with the namespace of the controller.
 async fn api() -> (Handle, Objects) {

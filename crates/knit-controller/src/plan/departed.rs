@@ -14,9 +14,6 @@ use super::turn::Turn;
 use crate::cluster::{Agents, AttachmentView, Cluster, Gone, Memory, NamespacedName, Now};
 use crate::config::Config;
 
-/// The longest that a Lease is believed to hold: its node wrote that.
-const LONGEST_HOLD: Duration = Duration::from_secs(600);
-
 /// Nodes that have been gone for longer than the grace, with their agents: one that still renews its Lease
 /// serves pods, whoever deleted its Node. While renewals would not arrive (`heard` is false), no node counts
 /// as departed, and each agent gets its whole time again.
@@ -38,7 +35,7 @@ pub(super) fn nodes(
             Some(lease) => {
                 let seen = gone.lease.take_if(|(version, _)| heard && *version == lease.version);
                 let (version, since) = seen.unwrap_or_else(|| (lease.version.clone(), now.steady));
-                over = over.max(since.saturating_add(lease.holds.min(LONGEST_HOLD)));
+                over = over.max(since.saturating_add(lease.holds));
                 gone.lease = Some((version, since));
             }
             None => gone.lease = None,

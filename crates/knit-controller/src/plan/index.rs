@@ -64,7 +64,7 @@ impl<'a> Index<'a> {
     pub(super) fn lingering(&self, network: &str) -> impl Iterator<Item = &'a Block> {
         let (departed, network) = (self.departed, network.to_owned());
         let of_nodes = self.kept.lingering.iter().filter(move |(node, _)| !departed.contains(*node));
-        of_nodes.flat_map(|(_, blocks)| blocks).filter(move |block| block.network() == network)
+        of_nodes.flat_map(|(_, blocks)| blocks).filter(move |block| *block.network() == network)
     }
 
     /// The names of all Networks of which there is a block, with its blocks.

@@ -13,6 +13,7 @@ use knit_api::names::DEFAULT_NETWORK;
 use knit_api::{Family, HeldRanges, NetworkClass, NodeNetwork, NodeNetworkStatusNetwork};
 use knit_ipam::Block;
 use knit_model::{AddressBlock, Network};
+use knit_types::NetworkName;
 
 use super::primary::{Primaries, primaries};
 use crate::cluster::{
@@ -32,7 +33,7 @@ pub enum Change {
     /// A NetworkClass.
     Class(String, Option<Arc<NetworkClass>>),
     /// A Network.
-    Network(String, Option<Arc<Network>>),
+    Network(NetworkName, Option<Arc<Network>>),
     /// An AddressBlock.
     Block(String, Option<Arc<BlockView>>),
     /// What a node says of itself.
@@ -208,7 +209,7 @@ impl Indexed {
             Change::HearsAgents(hears) => cluster.hears_agents = hears,
             Change::Network(name, network) => {
                 kept.dirty.primaries = true;
-                kept.dirty.networks.insert(name.clone());
+                kept.dirty.networks.insert(name.to_string());
                 put(&mut cluster.networks, name, network);
             }
             Change::Block(name, block) => {
@@ -334,6 +335,8 @@ impl Kept {
                     IpNet::V4(range) => (Some(range.trunc()), None),
                     IpNet::V6(range) => (None, Some(range.trunc())),
                 };
+                // What cannot be a Network has no addresses.
+                let Ok(network) = NetworkName::new(network) else { continue };
                 lingering.extend(Block::from_ranges(network, node, v4, v6));
             }
         }

@@ -12,6 +12,7 @@ mod ids;
 mod index;
 mod kept;
 mod lifecycle;
+mod nodes;
 mod policies;
 mod primary;
 mod share;
@@ -68,6 +69,7 @@ impl Indexed {
             now,
             &mut plan,
         );
+        nodes::warn(cluster, &mut plan);
         taints::on_nodes(cluster, config, memory, (now, heard), &mut plan);
         let mut turn = Turn::new(memory, now);
         attachments::answer(&index, memory, now, &mut turn, &mut plan);

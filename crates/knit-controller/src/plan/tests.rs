@@ -109,7 +109,12 @@ impl World {
         };
         let metadata = self.meta(name);
         let network = Network { metadata, spec, status: None };
-        self.cluster.networks.insert(name.into(), Arc::new(network.into()));
+        self.insert(network);
+    }
+
+    fn insert(&mut self, network: Network) {
+        let network = knit_model::Network::try_from(network).expect("a name");
+        self.cluster.networks.insert(network.name().clone(), Arc::new(network));
     }
 
     /// The Network has our finalizer already.
@@ -203,8 +208,7 @@ impl World {
                     let finalizers = network.metadata.finalizers.clone();
                     network.metadata = self.meta(network.metadata.name.as_deref().expect("a name"));
                     network.metadata.finalizers = finalizers;
-                    let name = network.metadata.name.clone().expect("a name");
-                    self.cluster.networks.insert(name, Arc::new(network.into()));
+                    self.insert(network);
                 }
                 Action::GiveBlock(mut block) => {
                     let name = block.metadata.name.clone().expect("a name");
@@ -217,7 +221,7 @@ impl World {
                     self.cluster.blocks.remove(&name).expect("a block that is there");
                 }
                 Action::NetworkStatus { name, status, .. } => {
-                    let before = self.cluster.networks[&name].id();
+                    let before = self.cluster.networks[name.as_str()].id();
                     assert!(before.is_none() || before == status.id, "the number of {name} changed");
                     self.edit(&name, |network| {
                         network.status = Some(status);
@@ -245,8 +249,8 @@ impl World {
                 Action::Tell { .. } => {}
                 Action::Finalizers { name, finalizers, .. } => {
                     self.edit(&name, |network| network.metadata.finalizers = Some(finalizers.clone()));
-                    if finalizers.is_empty() && self.cluster.networks[&name].is_being_deleted() {
-                        self.cluster.networks.remove(&name);
+                    if finalizers.is_empty() && self.cluster.networks[name.as_str()].is_being_deleted() {
+                        self.cluster.networks.remove(name.as_str());
                     }
                 }
                 Action::Taints { node, taints, .. } => {
@@ -567,6 +571,25 @@ fn a_network_without_addresses_tells_people() {
     assert_eq!(plan.actions, []);
     assert_eq!(plan.notes.len(), 1);
     assert!(plan.to_string().starts_with("event on Network tiny: AddressesExhausted: "), "{plan}");
+}
+
+#[test]
+fn a_nodes_address_that_cannot_be_read_was_anybodys_without_a_word() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.1.0/24"]);
+    let node = serde_json::json!({"metadata": {"name": "n2"}, "status": {"addresses":
+        (0..5).map(|n| serde_json::json!({"type": "InternalIP", "address": format!("192.0.2.{n}/24")}))
+            .collect::<Vec<_>>()}});
+    let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).expect("a Node");
+    let view =
+        NodeView { pod_ranges: vec!["10.244.2.0/24".parse().expect("a range")], ..NodeView::of(&node) };
+    world.cluster.nodes.insert("n2".into(), Arc::new(view));
+    world.settle();
+    let plan = world.plan();
+    assert_eq!((plan.actions.len(), plan.notes.len()), (0, 1), "{plan}");
+    let text = plan.to_string();
+    assert!(text.starts_with("event on Node n2: AddressUnreadable: "), "{text}");
+    assert!(text.contains("\"192.0.2.0/24\"") && text.contains("and 2 more"), "{text}");
 }
 
 #[test]

@@ -88,13 +88,17 @@ impl Announcements {
                 told.insert(name.to_owned());
                 changes.push((name.to_owned(), Some(announced.clone())));
             } else {
-                tracing::warn!(
-                    node,
-                    attachment = name,
-                    "a node has more than {PER_NODE} interfaces of which the address or MAC does not follow \
-                     from its AddressBlocks: other nodes are not told of the rest"
-                );
-                self.too_many.entry(node).or_default().insert(name.to_owned());
+                let too_many = self.too_many.entry(node.clone()).or_default();
+                // Once: its agent may go on for as long as it likes.
+                if too_many.is_empty() {
+                    tracing::warn!(
+                        node,
+                        attachment = name,
+                        "a node has more than {PER_NODE} interfaces of which the address or MAC does not \
+                         follow from its AddressBlocks: other nodes are not told of the rest"
+                    );
+                }
+                too_many.insert(name.to_owned());
             }
             self.all.insert(name.to_owned(), announced);
         }

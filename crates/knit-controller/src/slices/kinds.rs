@@ -131,7 +131,7 @@ const MOST_ITEMS: usize = 8;
 /// as other addresses, so that they still count as inside of the cluster: their names are no node's.
 pub(super) fn slice_node(node: &Node) -> Option<Vec<SliceNode>> {
     let name = node.metadata.name.clone()?;
-    let NodeAddresses { internal, others } = NodeAddresses::of(node);
+    let NodeAddresses { internal, others, unreadable: _ } = NodeAddresses::of(node);
     let text = |list: &[IpAddr]| -> Vec<String> { list.iter().map(ToString::to_string).collect() };
     let (first_internal, more_internal) = internal.split_at(internal.len().min(MOST_ADDRESSES));
     let (first_others, more_others) = others.split_at(others.len().min(MOST_ADDRESSES));

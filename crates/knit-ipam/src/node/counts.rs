@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::NodeAllocator;
 use super::block_state::{BlockState, Role};
-use knit_types::{Addresses, Family};
+use knit_types::{Addresses, Family, NetworkName};
 
 use crate::block::Block;
 use crate::lease::Millis;
@@ -46,7 +46,7 @@ pub struct Counts {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WantsMore {
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// Indexes that are free now.
     pub free: u64,
     /// Indexes that pods could have, free or not.

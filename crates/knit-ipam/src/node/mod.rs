@@ -17,7 +17,7 @@ use self::block_state::BlockState;
 pub use self::counts::{Counts, FamilyCounts, WantsMore};
 pub use self::restore::Restored;
 use self::withheld::Withheld;
-use knit_types::{Addresses, Mac, Owner, PodRef};
+use knit_types::{Addresses, Mac, NetworkName, Owner, PodRef};
 
 use crate::address::AddressRange;
 use crate::block::Block;
@@ -39,14 +39,14 @@ pub struct NodeConfig {
 pub struct NodeAllocator {
     node: String,
     config: NodeConfig,
-    networks: BTreeMap<String, NetworkState>,
+    networks: BTreeMap<NetworkName, NetworkState>,
     leases: BTreeMap<LeaseKey, Lease>,
     /// Who has an address; several only where Networks overlap.
     holders: BTreeMap<IpAddr, Vec<LeaseKey>>,
     /// Addresses that nobody gets, though no lease has them.
     withheld: BTreeMap<IpAddr, Vec<Withheld>>,
     /// Freed indexes by Network and first address. Kept apart from the blocks, so that it outlives them.
-    cooling: BTreeMap<(String, IpAddr), Cooling>,
+    cooling: BTreeMap<(NetworkName, IpAddr), Cooling>,
     /// From when on it is known what was freed when; any address that nobody has may have been freed just
     /// before.
     known_from: Option<Millis>,
@@ -161,8 +161,8 @@ impl NodeAllocator {
     }
 
     /// The Networks that this node knows.
-    pub fn networks(&self) -> impl Iterator<Item = &str> {
-        self.networks.keys().map(String::as_str)
+    pub fn networks(&self) -> impl Iterator<Item = &NetworkName> {
+        self.networks.keys()
     }
 
     /// Takes a block of this node. The same block again changes nothing, except that it is no longer being

@@ -110,7 +110,11 @@ fn a_host_port_that_somebody_closed_was_taken_for_open_while_anything_of_it_was_
                     Survey { attachments: [one.clone()].into(), ..Survey::default() },
                     "{what}"
                 );
+                let mut rules = Kernel::open_in(&node.space).expect("the rules");
+                let before = rules.generation().expect("a number");
                 node.runtime.attach(&request).await.expect("attached again");
+                // A port that leads elsewhere was closed first, and opened after that.
+                assert_eq!(rules.generation().expect("a number"), before.after(1), "{what}");
                 whole(node, what).await;
                 let at = std::net::SocketAddr::new(ip("192.168.7.1"), 7000);
                 let talk = udp_via(&cluster.outside, &pod.space, at, 5000, SOON);
@@ -153,7 +157,7 @@ fn what_another_program_added_to_the_nodes_table_was_never_taken_away() {
                 edit(&node.space, set, |_| false, vec![element]);
                 let survey = node.runtime.survey().await.expect("a survey");
                 assert!(survey.attachments.is_empty(), "{what}: {survey:?}");
-                let damaged: Vec<&String> = survey.networks.keys().collect();
+                let damaged: Vec<&NetworkName> = survey.networks.keys().collect();
                 assert_eq!(damaged, [&network.name], "{what}");
                 node.setup(&network).await;
                 whole(node, &what).await;

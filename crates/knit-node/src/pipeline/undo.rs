@@ -1,11 +1,12 @@
 //! The way back: what was recorded is taken away, or stays recorded as leaving until a later pass can.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use knit_ledger::{SandboxRecord, Unreadable};
-use knit_runtime::{InterfaceName, Pod, SandboxId};
+use knit_runtime::{InterfaceName, Pod, Runtime, SandboxId};
 use knit_types::{Owner, chain};
 use tokio::time::Instant;
 
@@ -64,7 +65,7 @@ impl Pipeline {
         };
         if let Some(unreadable) = unreadable {
             // Which interface is its main one is not known: it goes by any DEL.
-            return self.remove_unreadable(sandbox, &unreadable).await;
+            return self.remove_unreadable(sandbox, &unreadable, limits).await;
         }
         let Some(record) = record else { return Ok(()) };
         if main.is_some_and(|main| !is_main(&record, main)) {
@@ -155,7 +156,12 @@ impl Pipeline {
 
     /// Takes all of a sandbox away whose record cannot be read: which runtimes made something for it is not
     /// known, so each is told. Who calls has its lock.
-    pub(crate) async fn remove_unreadable(&self, sandbox: &SandboxId, record: &Unreadable) -> Result<()> {
+    pub(crate) async fn remove_unreadable(
+        &self,
+        sandbox: &SandboxId,
+        record: &Unreadable,
+        limits: DetachLimits,
+    ) -> Result<()> {
         let known = record.pod();
         let pod = Pod {
             sandbox: sandbox.clone(),
@@ -163,18 +169,10 @@ impl Pipeline {
             name: known.as_ref().map(|pod| pod.name.clone()),
             uid: known.and_then(|pod| pod.uid),
         };
-        for (name, runtime) in self.runtimes.all() {
-            let limit = self.config.detach_deadline;
-            let problem = match tokio::time::timeout(limit, runtime.detach(&pod, None)).await {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) => format!("network runtime {name} did not detach it: {}", chain(&error)),
-                Err(_) => {
-                    format!(
-                        "network runtime {name} did not detach it within {} s: check its log",
-                        limit.as_secs()
-                    )
-                }
-            };
+        // Side by side: what one that hangs made stays for a later pass, and nothing else does.
+        let all = self.runtimes.all();
+        let each = all.iter().map(|(name, runtime)| self.detach_by(name, runtime, &pod, None, limits));
+        if let Some(problem) = join_all(each).await.into_iter().flatten().next() {
             let message = format!(
                 "sandbox {sandbox}, whose record cannot be read, could not be detached completely: \
                 {problem}; the agent retries"
@@ -194,6 +192,43 @@ impl Pipeline {
             let message = format!("the record of sandbox {sandbox} cannot be removed; the agent retries");
             Error::new(Reason::NotReady, message).because(error)
         })
+    }
+
+    /// Has one runtime take one interface of a sandbox away, or all of them. Gives what is wrong if it did
+    /// not.
+    async fn detach_by(
+        &self,
+        name: &str,
+        runtime: &Arc<dyn Runtime>,
+        pod: &Pod,
+        interface: Option<&InterfaceName>,
+        limits: DetachLimits,
+    ) -> Option<String> {
+        if limits.pass.is_some_and(|begun| self.runtimes.is_silent_since(name, begun)) {
+            return Some(format!("network runtime {name} does not answer: check its log"));
+        }
+        let answer = tokio::time::timeout(limits.limit, runtime.detach(pod, interface)).await;
+        self.runtimes.has_answered(name, answer.is_ok());
+        match answer {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    runtime = %name, sandbox = %pod.sandbox, error = &error as &dyn std::error::Error,
+                    "detaching failed; retrying"
+                );
+                Some(format!("network runtime {name} did not detach it: {}", chain(&error)))
+            }
+            Err(_) => {
+                tracing::warn!(
+                    runtime = %name, sandbox = %pod.sandbox,
+                    "detaching takes too long; retrying"
+                );
+                Some(format!(
+                    "network runtime {name} did not detach it within {} s: check its log",
+                    limits.limit.as_secs()
+                ))
+            }
+        }
     }
 
     /// Takes interfaces away and out of the record. What cannot be taken away now stays in the record as
@@ -259,32 +294,7 @@ impl Pipeline {
                     Some(format!("network runtime {name} does not answer on this node: start it")),
                 );
             };
-            if limits.pass.is_some_and(|begun| self.runtimes.is_silent_since(&name, begun)) {
-                return (interfaces, Some(format!("network runtime {name} does not answer: check its log")));
-            }
-            let limit = limits.limit;
-            let answer = tokio::time::timeout(limit, runtime.detach(pod, interface.as_ref())).await;
-            self.runtimes.has_answered(&name, answer.is_ok());
-            let problem = match answer {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => {
-                    tracing::warn!(
-                        runtime = %name, sandbox = %pod.sandbox, error = &error as &dyn std::error::Error,
-                        "detaching failed; retrying"
-                    );
-                    Some(format!("network runtime {name} did not detach it: {}", chain(&error)))
-                }
-                Err(_) => {
-                    tracing::warn!(
-                        runtime = %name, sandbox = %pod.sandbox,
-                        "detaching takes too long; retrying"
-                    );
-                    Some(format!(
-                        "network runtime {name} did not detach it within {} s: check its log",
-                        limit.as_secs()
-                    ))
-                }
-            };
+            let problem = self.detach_by(&name, &runtime, pod, interface.as_ref(), limits).await;
             (interfaces, problem)
         }));
         let results = results.await;

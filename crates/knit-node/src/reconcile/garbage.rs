@@ -2,10 +2,12 @@
 //! what was never whole.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use knit_ipam::Millis;
 use knit_ledger::SandboxRecord;
-use knit_runtime::{Reason as RuntimeReason, SandboxId};
+use knit_runtime::{Reason as RuntimeReason, Runtime, SandboxId};
 use tokio::time::Instant;
 
 use super::{Lists, Outcome, Reconciler};
@@ -112,51 +114,108 @@ impl Reconciler {
         }
     }
 
-    /// Has each runtime remove what is not even whole enough to be listed, and Networks that nobody knows.
-    /// Only while no request is being served.
-    pub(super) async fn collect_leftovers(&self, outcome: &mut Outcome) {
-        let (keep, in_use): (Vec<SandboxId>, BTreeSet<String>) = {
+    /// Has each runtime remove what is not even whole enough to be listed. Only while no request is being
+    /// served: all pods of the node wait for this, so one that hangs costs them one timeout.
+    pub(super) async fn collect_leftovers(&self, lists: &Lists, outcome: &mut Outcome) {
+        let keep: Vec<SandboxId> = {
             let books = self.sandboxes.books();
             if books.has_unreadable_of_unknown() {
                 return;
             }
             let unreadable = books.unreadable().filter_map(knit_ledger::Unreadable::sandbox);
-            let known = books.records().map(|r| r.sandbox().clone());
-            (known.chain(unreadable).collect(), books.networks_in_use())
+            books.records().map(|r| r.sandbox().clone()).chain(unreadable).collect()
         };
-        let world = self.world.get();
-        for (name, runtime) in self.runtimes.all() {
-            match runtime.collect_garbage(&keep).await {
-                Ok(removed) => outcome.strays += removed.len(),
-                Err(error) => {
+        self.of_each(lists, outcome, Leftovers::Attachments(&keep)).await;
+    }
+
+    /// Has each runtime remove Networks that nobody knows: they were deleted while no agent ran. Once, as
+    /// soon as it is known which ones there are.
+    pub(super) async fn remove_unknown_networks(&self, lists: &Lists, outcome: &mut Outcome) {
+        // Without the API's word a Network that is not known may well exist.
+        if self.no_unknown_networks.load(Ordering::Relaxed) || !self.world.get().synced.networks {
+            return;
+        }
+        let mut did = Outcome::default();
+        self.of_each(lists, &mut did, Leftovers::Networks).await;
+        self.no_unknown_networks.store(did.failed == 0, Ordering::Relaxed);
+        outcome.add(&did);
+    }
+
+    /// Has something removed by each runtime, side by side, and each within the time of one answer.
+    async fn of_each(&self, lists: &Lists, outcome: &mut Outcome, what: Leftovers<'_>) {
+        let all = self.runtimes.all();
+        let each = all.iter().map(|(name, runtime)| async move {
+            let failed = Outcome { failed: 1, ..Outcome::default() };
+            // One that did not even list what it has would only be waited for again.
+            if !lists.by_runtime.contains_key(name) || lists.is_silent(&self.runtimes, name) {
+                return failed;
+            }
+            let limit = self.answer_limit(name);
+            let removing = async {
+                match what {
+                    Leftovers::Attachments(keep) => collect_garbage(name, runtime, keep).await,
+                    Leftovers::Networks => self.remove_networks(name, runtime).await,
+                }
+            };
+            tokio::time::timeout(limit, removing).await.unwrap_or_else(|_| {
+                tracing::warn!(
+                    runtime = %name,
+                    "cannot remove leftovers: the network runtime did not answer within {} s",
+                    limit.as_secs()
+                );
+                self.runtimes.has_answered(name, false);
+                failed
+            })
+        });
+        for did in futures::future::join_all(each).await {
+            outcome.add(&did);
+        }
+    }
+
+    async fn remove_networks(&self, name: &str, runtime: &Arc<dyn Runtime>) -> Outcome {
+        let mut outcome = Outcome::default();
+        let Ok(status) = runtime.status().await else {
+            outcome.failed += 1;
+            return outcome;
+        };
+        for network in status.networks.iter().map(|network| &network.name) {
+            match self.networks.remove_unknown(runtime, network).await {
+                Err(error) if error.reason != RuntimeReason::NetworkNotFound => {
                     tracing::warn!(
-                        runtime = %name, error = &error as &dyn std::error::Error,
-                        "cannot remove leftovers yet"
+                        %network,
+                        error = &error as &dyn std::error::Error,
+                        "cannot remove a deleted Network yet"
                     );
                     outcome.failed += 1;
                 }
-            }
-            let Ok(status) = runtime.status().await else { continue };
-            // Without the API's word a Network that is not known may well exist.
-            let unknown =
-                |n: &str| world.synced.networks && !world.networks.contains_key(n) && !in_use.contains(n);
-            for network in status.networks.iter().filter(|n| unknown(&n.name)) {
-                match runtime.remove_network(&network.name).await {
-                    Err(error) if error.reason != RuntimeReason::NetworkNotFound => {
-                        tracing::warn!(
-                            network = %network.name, error = &error as &dyn std::error::Error,
-                            "cannot remove a deleted Network yet"
-                        );
-                        outcome.failed += 1;
-                    }
-                    _ => {
-                        tracing::info!(
-                            network = %network.name, runtime = %name,
-                            "removed a deleted Network"
-                        );
-                    }
+                Ok(false) => {}
+                Ok(true) | Err(_) => {
+                    tracing::info!(%network, runtime = %name, "removed a deleted Network");
                 }
             }
+        }
+        outcome
+    }
+}
+
+/// What runtimes have of which nobody knows.
+#[derive(Clone, Copy, Debug)]
+enum Leftovers<'a> {
+    /// What is not whole enough to be listed, of other sandboxes than these.
+    Attachments(&'a [SandboxId]),
+    /// Networks that are not there any more.
+    Networks,
+}
+
+async fn collect_garbage(name: &str, runtime: &Arc<dyn Runtime>, keep: &[SandboxId]) -> Outcome {
+    match runtime.collect_garbage(keep).await {
+        Ok(removed) => Outcome { strays: removed.len(), ..Outcome::default() },
+        Err(error) => {
+            tracing::warn!(
+                runtime = %name, error = &error as &dyn std::error::Error,
+                "cannot remove leftovers: they stay until the agent is restarted"
+            );
+            Outcome { failed: 1, ..Outcome::default() }
         }
     }
 }

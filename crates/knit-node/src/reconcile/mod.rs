@@ -9,6 +9,7 @@ mod repair;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use futures::StreamExt as _;
 use knit_ledger::{AttachmentState, SandboxRecord, Unreadable};
@@ -77,6 +78,8 @@ pub(crate) struct Reconciler {
     pub(crate) repairs: Repairs,
     /// The container runtime, if it is to be asked.
     pub(crate) cri: Option<Cri>,
+    /// No runtime has a Network any more that was deleted while no agent ran.
+    pub(crate) no_unknown_networks: AtomicBool,
 }
 
 // === impl Outcome ===
@@ -114,11 +117,11 @@ impl Reconciler {
         }
         let (damaged, seen) = self.compare_all(pass.first, &mut outcome).await;
         let mut lists = self.lists(seen, &mut outcome).await;
-        (lists.damaged, lists.begun) = (damaged, Some(begun));
+        (lists.damaged, lists.begun, lists.first) = (damaged, Some(begun), pass.first);
         let sandboxes: Vec<SandboxId> =
             self.sandboxes.books().records().map(|r| r.sandbox().clone()).collect();
         self.reconcile_each(sandboxes, &lists, &mut outcome).await;
-        self.reconcile_unreadable(pass.first, &mut outcome).await;
+        self.reconcile_unreadable(pass, begun, &mut outcome).await;
         // What is gone comes first: its address may be a running pod's by now.
         if pass.adopt {
             self.adopt(&lists, &pass.netns_dirs, &mut outcome);
@@ -133,7 +136,10 @@ impl Reconciler {
             self.remove_strays(&lists, &mut outcome).await;
         }
         if pass.first && !pass.adopt {
-            self.collect_leftovers(&mut outcome).await;
+            self.collect_leftovers(&lists, &mut outcome).await;
+        }
+        if !pass.adopt {
+            self.remove_unknown_networks(&lists, &mut outcome).await;
         }
         if outcome != Outcome::default() {
             tracing::info!(?outcome, "reconciled");
@@ -314,20 +320,24 @@ impl Reconciler {
     }
 
     /// Records that cannot be read: they are told at each start, and go when their sandbox is certainly gone.
-    async fn reconcile_unreadable(&self, first: bool, outcome: &mut Outcome) {
+    async fn reconcile_unreadable(&self, pass: &Pass, begun: Instant, outcome: &mut Outcome) {
         let records: Vec<Unreadable> = self.sandboxes.books().unreadable().cloned().collect();
         self.metrics.unreadable(records.len());
-        for record in records {
-            if first {
-                self.tell_unreadable(&record);
-            }
-            let Some(sandbox) = record.sandbox().filter(|id| self.is_unreadable_gone(id, &record)) else {
-                continue;
-            };
-            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
-            match self.pipeline.remove_unreadable(&sandbox, &record).await {
-                Ok(()) => outcome.removed += 1,
-                Err(_) => outcome.failed += 1,
+        if pass.first {
+            records.iter().for_each(|record| self.tell_unreadable(record));
+        }
+        let limits = DetachLimits::of_pass(self.config.detach_deadline, begun);
+        let each = records.into_iter().map(|record| async move {
+            let sandbox = record.sandbox().filter(|id| self.is_unreadable_gone(id, &record))?;
+            let _guard = self.sandboxes.locks().try_lock(sandbox.clone())?;
+            Some(self.pipeline.remove_unreadable(&sandbox, &record, limits).await)
+        });
+        let mut done = futures::stream::iter(each).buffer_unordered(SANDBOXES_AT_ONCE);
+        while let Some(removed) = done.next().await {
+            match removed {
+                Some(Ok(())) => outcome.removed += 1,
+                Some(Err(_)) => outcome.failed += 1,
+                None => {}
             }
         }
         let left = self.sandboxes.books().unreadable().count();
@@ -389,6 +399,8 @@ struct Lists {
     damaged: Damaged,
     /// When the pass began that they are for.
     begun: Option<Instant>,
+    /// It is the first one, for which all requests wait.
+    first: bool,
     by_runtime: BTreeMap<String, BTreeMap<(SandboxId, InterfaceName), Attachment>>,
 }
 

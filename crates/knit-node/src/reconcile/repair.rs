@@ -111,6 +111,12 @@ impl Reconciler {
                 continue;
             }
             let Some(runtime) = self.runtimes.get(&plan.runtime) else { continue };
+            // All pods of the node wait for the first pass: one that let it wait would do so once more for
+            // each of these. Later passes try each, since it may be the pod that does not answer.
+            if lists.first && lists.is_silent(&self.runtimes, &plan.runtime) {
+                outcome.failed += 1;
+                continue;
+            }
             if lost && self.is_there(&runtime, &pod.sandbox, interface).await {
                 continue;
             }
@@ -157,6 +163,9 @@ impl Reconciler {
             let mut again: BoxFuture<'static, _> =
                 Box::pin(make_again(admitted.into_owned(), Arc::clone(&runtime), request.clone()));
             let result = tokio::time::timeout(self.config.runtime_deadline, &mut again).await;
+            if lists.first {
+                self.runtimes.has_answered(&plan.runtime, result.is_ok());
+            }
             let verified = |attachment: &Attachment| {
                 let answer = Answer { request: request.clone(), attachment: attachment.clone() };
                 answer.verify(record.netns().inode).is_ok()

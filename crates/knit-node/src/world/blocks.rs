@@ -11,6 +11,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use knit_ipam::{Block, outranked};
 use knit_model::AddressBlock;
+use knit_types::NetworkName;
 
 /// A block as the API has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,8 +25,8 @@ pub struct KnownBlock {
 /// All blocks, with those that do not count.
 #[derive(Debug, Default)]
 pub struct Blocks {
-    network_of: HashMap<String, String>,
-    networks: HashMap<String, OfNetwork>,
+    network_of: HashMap<String, NetworkName>,
+    networks: HashMap<NetworkName, OfNetwork>,
 }
 
 /// A block that counts from now on, or counts no longer.

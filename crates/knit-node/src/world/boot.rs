@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use knit_api::{AddressBlockSpec, Network, NetworkClass};
 use knit_ledger::{DurableError, DurableFile, Source};
 use knit_model::AddressBlock;
+use knit_types::NetworkName;
 use serde::{Deserialize, Serialize};
 
 use super::announced::AnnouncedView;
@@ -25,7 +26,7 @@ pub struct BootCache {
     blocks: BTreeMap<String, AddressBlockSpec>,
     /// The Networks of which all blocks are there; nothing if all blocks are there.
     #[serde(skip_serializing_if = "Option::is_none")]
-    whole: Option<Vec<String>>,
+    whole: Option<Vec<NetworkName>>,
     nodes: BTreeMap<String, NodeView>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     services: Vec<(String, String, Vec<IpAddr>)>,
@@ -72,13 +73,13 @@ impl BootCache {
     pub fn into_world(self) -> World {
         let name = |meta: &kube::core::ObjectMeta| meta.name.clone().unwrap_or_default();
         let before = Before { kept: !self.is_empty(), ..Before::default() };
+        // All of them were read before they were kept.
+        let networks = self.networks.into_iter().filter_map(|n| knit_model::Network::try_from(n).ok());
         let kept = BlockList { kept: true, ..BlockList::default() };
         World {
             before,
             block_lists: self.whole.map(|names| Arc::new(names.into_iter().map(|n| (n, kept)).collect())),
-            networks: Arc::new(
-                self.networks.into_iter().map(|n| (name(&n.metadata), Arc::new(n.into()))).collect(),
-            ),
+            networks: Arc::new(networks.map(|n| (n.name().clone(), Arc::new(n))).collect()),
             classes: Arc::new(self.classes.into_iter().map(|c| (name(&c.metadata), Arc::new(c))).collect()),
             namespaces: Arc::new(self.namespaces.into_iter().map(|(k, v)| (k, Arc::new(v))).collect()),
             blocks: Arc::new(

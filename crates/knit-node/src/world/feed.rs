@@ -9,6 +9,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use knit_api::{AddressBlock, NetworkAttachment, NetworkClass, NetworkStatus, conditions};
 use knit_model::{Network, NodeAddresses, service_ranges};
 use knit_objects::{Event, Key, Objects, Subscription};
+use knit_types::NetworkName;
 use knit_types::Protocol;
 use tokio::task::JoinSet;
 
@@ -34,15 +35,13 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     let known = core.world().get();
     let named = |k: &String| Key::cluster(k.as_str());
 
-    let seed: Vec<_> = known.networks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
-    let networks = objects
-        .watch::<knit_api::Network>()
-        .map(|n| Some(Arc::new(network_view(n))))
-        .seed(seed)
-        .subscribe()?;
+    let seed: Vec<_> =
+        known.networks.iter().map(|(k, v)| (Key::cluster(k.as_str()), Arc::clone(v))).collect();
+    let networks =
+        objects.watch::<knit_api::Network>().map(|n| network_view(n).map(Arc::new)).seed(seed).subscribe()?;
     tasks.spawn(follow_away(core.clone(), networks.away(), |before| &mut before.networks_away));
     tasks.spawn(follow(core.clone(), networks, |world, event| {
-        let news = apply(&mut world.networks, event, name_of);
+        let news = apply(&mut world.networks, event, network_of);
         news.of_networks(|synced| &mut synced.networks, world)
     }));
 
@@ -219,15 +218,16 @@ impl EventNews {
     }
 }
 
-/// Brings a map up to date.
-pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq>(
+/// Brings a map up to date. What has no key is not in it.
+pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq, O: Into<Option<K>>>(
     map: &mut Arc<BTreeMap<K, T>>,
     event: Event<T>,
-    key_of: impl Fn(&Key) -> K,
+    key_of: impl Fn(&Key) -> O,
 ) -> EventNews {
+    let key_of = |key: &Key| key_of(key).into();
     let changed = match event {
         Event::Applied(key, value) => {
-            let key = key_of(&key);
+            let Some(key) = key_of(&key) else { return EventNews::None };
             let new = map.get(&key) != Some(&value);
             if new {
                 Arc::make_mut(map).insert(key, value);
@@ -235,7 +235,7 @@ pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq>(
             new
         }
         Event::Deleted(key) => {
-            let key = key_of(&key);
+            let Some(key) = key_of(&key) else { return EventNews::None };
             map.contains_key(&key) && Arc::make_mut(map).remove(&key).is_some()
         }
         Event::Synced => return EventNews::Synced,
@@ -267,6 +267,10 @@ fn apply_blocks(
     news
 }
 
+fn network_of(key: &Key) -> Option<NetworkName> {
+    key.name().parse().ok()
+}
+
 pub(super) fn name_of(key: &Key) -> String {
     key.name().to_owned()
 }
@@ -277,7 +281,7 @@ pub(super) fn pair_of(key: &Key) -> (String, String) {
 
 /// What is needed to know of a node; more of the one called `own`.
 pub(super) fn node_view(node: &Node, own: &str) -> NodeView {
-    let NodeAddresses { internal, others } = NodeAddresses::of(node);
+    let NodeAddresses { internal, others, unreadable: _ } = NodeAddresses::of(node);
     let is_own = node.metadata.name.as_deref() == Some(own);
     let labels = node.metadata.labels.clone().filter(|_| is_own).unwrap_or_default();
     NodeView { addresses: internal, others, uid: node.metadata.uid.clone(), labels }
@@ -285,7 +289,7 @@ pub(super) fn node_view(node: &Node, own: &str) -> NodeView {
 
 /// A Network without what nodes have no use for: the cluster's counts of addresses change with every pod, and
 /// each change would be one for every node, down to what it keeps on disk for the next boot.
-fn network_view(network: knit_api::Network) -> Network {
+fn network_view(network: knit_api::Network) -> Option<Network> {
     let mut view = knit_api::Network::new("", network.spec);
     let metadata = network.metadata;
     view.metadata.name = metadata.name;
@@ -303,7 +307,8 @@ fn network_view(network: knit_api::Network) -> Network {
         id: status.id,
         ..NetworkStatus::default()
     });
-    view.into()
+    let view = Network::try_from(view);
+    view.inspect_err(|error| tracing::warn!(%error, "a Network cannot be read and is left out")).ok()
 }
 
 fn pod_view(pod: Pod) -> PodView {
@@ -357,14 +362,14 @@ mod tests {
             "status": {"id": id, "addresses": [{"family": "IPv4", "used": 9, "free": free}]},
         }))
         .expect("a Network");
-        Event::Applied(Key::cluster("blue"), Arc::new(network_view(network)))
+        Event::Applied(Key::cluster("blue"), Arc::new(network_view(network).expect("a name")))
     }
 
     #[test]
     fn counts_of_addresses_are_no_news_to_nodes() {
         let mut world = World::default();
         let mut after = |event| {
-            let news = apply(&mut world.networks, event, name_of);
+            let news = apply(&mut world.networks, event, network_of);
             (news.of_networks(|synced| &mut synced.networks, &mut world), world.networks_revision)
         };
         assert_eq!(after(network(5, 1)), (true, 1));

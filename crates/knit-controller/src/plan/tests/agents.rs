@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Taint;
 use knit_api::names::{ATTACHMENT_FINALIZER, DEFAULT_NETWORK};
 use knit_api::{AddressCounts, Family};
@@ -260,4 +261,22 @@ fn the_clock_on_the_wall_closes_no_node() {
     let now = super::Now { wall: world.now + jiff::SignedDuration::from_hours(1), steady };
     let plan = super::plan(&world.cluster, &mut world.memory, &world.config, now);
     assert_eq!(plan.to_string(), "");
+}
+
+/// An agent writes how long its own Lease holds.
+#[test]
+fn an_agent_whose_lease_held_for_years_was_never_away() {
+    let mut world = nodes(3);
+    let lease: Lease = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "n1", "resourceVersion": "for years"},
+        "spec": {"renewTime": "2026-11-19T00:00:00.000000Z", "leaseDurationSeconds": i32::MAX},
+    }))
+    .expect("a Lease");
+    world.cluster.leases.insert("n1".into(), AgentLease::of(&lease).expect("a sign of life"));
+    for _ in 0..80 {
+        world.renews("n2");
+        world.renews("n3");
+        world.goes_on(10);
+    }
+    assert_eq!(world.closed(), ["n1"]);
 }
