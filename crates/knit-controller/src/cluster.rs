@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Taint};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use knit_api::conditions::network_attachment;
-use knit_api::names::{ATTACHMENT_FINALIZER, MANAGED_BY, MANAGED_BY_LABEL};
+use knit_api::names::{ATTACHMENT_FINALIZER, MANAGED_BY, MANAGED_BY_LABEL, RECLAIM_ANNOTATION};
 use knit_api::{NetworkAttachment, NetworkClass, NodeNetwork};
 use knit_ipam::Block;
 use knit_model::{AddressBlock, Labels, Network, NodeAddresses, attached_addresses, pod_ranges};
@@ -96,6 +96,10 @@ pub struct BlockView {
     pub created: Option<Timestamp>,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// The version that was read.
+    pub resource_version: String,
+    /// It is wanted back from its node: the value that was written.
+    pub reclaim: Option<String>,
     /// What it says; nothing if it cannot be used.
     pub block: Option<AddressBlock>,
 }
@@ -421,6 +425,8 @@ impl BlockView {
             uid: metadata.uid.unwrap_or_default(),
             created: metadata.creation_timestamp.map(|time| time.0),
             deleting: metadata.deletion_timestamp.is_some(),
+            resource_version: metadata.resource_version.unwrap_or_default(),
+            reclaim: metadata.annotations.and_then(|mut all| all.remove(RECLAIM_ANNOTATION)),
             block: AddressBlock::of(&spec).ok(),
             network: spec.network,
             node: spec.node,

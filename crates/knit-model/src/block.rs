@@ -28,7 +28,7 @@ pub enum AddressBlockError {
         text: String,
     },
     /// The Network's name.
-    #[error("spec.network: delete this AddressBlock")]
+    #[error("spec.network does not name a Network: delete this AddressBlock")]
     Network(#[source] InvalidNetworkName),
     /// Ranges that make no block.
     #[error("its ranges cannot be used")]

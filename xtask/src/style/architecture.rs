@@ -78,7 +78,7 @@ fn crate_of(line: &str) -> Option<&str> {
 /// The crate that a line of the map is about.
 fn in_map(line: &str) -> Option<&str> {
     let (name, text) = line.strip_prefix("    ")?.split_once(' ')?;
-    (name.starts_with("knit") && text.starts_with(' ')).then_some(name)
+    (name.starts_with("knit-") || name == "knit" && text.starts_with(' ')).then_some(name)
 }
 
 /// The paths in a drawing: files of Rust, and folders.
@@ -117,7 +117,7 @@ mod tests {
         root
     }
 
-    const RIGHT: &str = "## The map\n    knit-a     first; steps/ has its steps\n    knit-b     second\n\
+    const RIGHT: &str = "## The map\n    knit-a     first; steps/ has its steps\n    knit-b second\n\
         ## The path of a thing\n    kubelet ─ exec   one.rs\n      then   knit-a: steps/two.rs,\n\
         A file is `one.rs`, and `crates/knit-b/src/lib.rs` another one; `Some/Type` is none.\n";
 
@@ -136,7 +136,7 @@ mod tests {
             ("`one.rs`", "`three.rs`", "line 7: three.rs does not exist"),
             ("knit-b/src/lib.rs`", "knit-b/src/bin.rs`", "line 7: crates/knit-b/src/bin.rs does not exist"),
             ("steps/two.rs,", "lib.rs, lib.rs", "line 6: lib.rs is named twice in this walk"),
-            ("    knit-b     second\n", "", "the map does not have crates/knit-b"),
+            ("    knit-b second\n", "", "the map does not have crates/knit-b"),
             ("    knit-b ", "    knit-c     third\n    knit-b ", "the map has knit-c, and crates/ does not"),
         ];
         for (from, to, problem) in cases {

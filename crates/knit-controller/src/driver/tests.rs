@@ -281,7 +281,12 @@ async fn a_slow_webhook_on_attachments_held_up_blocks_and_taints() {
     for _ in 0..100 {
         writers.begin(Attempt { lane: Lane::Users, work: std::future::pending().boxed() });
     }
-    let action = Action::ReleaseBlock { name: "b".into(), uid: "u".into(), why: "the node is gone".into() };
+    let action = Action::ReleaseBlock {
+        name: "b".into(),
+        uid: "u".into(),
+        resource_version: None,
+        why: "the node is gone".into(),
+    };
     assert_eq!(action.lane(), Lane::Nodes);
     let done = Done { action: action.clone(), result: Some(Ok(())), numbers: None };
     writers.begin(Attempt { lane: action.lane(), work: std::future::ready(done).boxed() });

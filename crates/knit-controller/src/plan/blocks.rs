@@ -301,7 +301,8 @@ pub(super) fn release(
             return plan.again_at(next);
         }
         memory.blocks.remove(name);
-        plan.actions.push(Action::ReleaseBlock { name: name.to_owned(), uid: block.uid.clone(), why });
+        let (name, uid) = (name.to_owned(), block.uid.clone());
+        plan.actions.push(Action::ReleaseBlock { name, uid, resource_version: None, why });
     }
 }
 
@@ -313,7 +314,12 @@ fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books<'_>, network
     let asks = |node: &str, here: &NodeNetworkStatusNetwork| {
         usize::try_from(here.blocks).is_ok_and(|known| known >= books.count(network, node))
     };
-    let asking = index.asking(network).filter(|(node, here)| asks(node, here)).map(|(node, _)| node);
+    // One of whose blocks is wanted back has that one again first.
+    let has_all = |node: &str| {
+        index.blocks_on(node).all(|(_, block)| block.network != network || block.reclaim.is_none())
+    };
+    let asking = index.asking(network).filter(|(node, here)| asks(node, here) && has_all(node));
+    let asking = asking.map(|(node, _)| node);
     if network != DEFAULT_NETWORK {
         return asking.collect();
     }

@@ -212,13 +212,20 @@ impl World {
                 }
                 Action::GiveBlock(mut block) => {
                     let name = block.metadata.name.clone().expect("a name");
-                    block.metadata.uid = version;
+                    (block.metadata.uid, block.metadata.resource_version) = (version.clone(), version);
                     block.metadata.creation_timestamp = Some(Time(self.now));
                     let before = self.cluster.blocks.insert(name.clone(), Arc::new(BlockView::of(block)));
                     assert!(before.is_none(), "{name} was given twice");
                 }
-                Action::ReleaseBlock { name, .. } => {
-                    self.cluster.blocks.remove(&name).expect("a block that is there");
+                Action::ReleaseBlock { name, resource_version, .. } => {
+                    let block = self.cluster.blocks.remove(&name).expect("a block that is there");
+                    assert!(resource_version.is_none_or(|only| only == block.resource_version));
+                }
+                Action::WantBlock { name, resource_version, reclaim, .. } => {
+                    let block = self.cluster.blocks.get_mut(&name).expect("a block that is there");
+                    assert_eq!(block.resource_version, resource_version);
+                    let block = Arc::make_mut(block);
+                    (block.reclaim, block.resource_version) = (reclaim, self.serial.to_string());
                 }
                 Action::NetworkStatus { name, status, .. } => {
                     let before = self.cluster.networks[name.as_str()].id();

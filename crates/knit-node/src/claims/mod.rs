@@ -336,7 +336,7 @@ fn asked_for(world: &World, claim: &ObjectRef, device: &Allotted) -> Result<Aske
         let message = format!("claim {claim}, request {request}: there is no Network for device {device}");
         return Err(Error::new(Reason::NotReady, message));
     };
-    if let Some(meant) = config.network.as_ref().filter(|meant| **meant != *network) {
+    if let Some(meant) = config.network.as_ref().filter(|meant| *meant != network) {
         return refused(format!(
             "its parameters are for Network {meant}, but the scheduler gave it {network}: select the device \
              with device.attributes[\"multinetwork.networking.k8s.io\"].podNetwork == \"{meant}\""

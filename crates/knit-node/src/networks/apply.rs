@@ -155,18 +155,23 @@ impl Networks {
     /// allocator knows: the router's addresses, blocks that are being emptied, and which addresses are in use
     /// here.
     fn take_addresses(&self, world: &World, name: &NetworkName, desired: Desired) -> knit_runtime::Network {
-        let Desired { pool, mut network, own_blocks, .. } = desired;
+        let Desired { pool, mut network, mut own_blocks, .. } = desired;
         let node = self.config.node.as_str();
         // Nothing that takes long while a pod waits for the books.
         let elsewhere = announced::held(world, &self.inside.announced, name, node);
+        drop(self.world.own_blocks(node));
         let mut books = self.sandboxes.books();
         let allocator = &mut books.allocator;
+        // A block that went meanwhile may have been said not to be held any more: under this lock, too.
+        let own = self.world.own_blocks(node);
+        let of_network = || own.values().filter(|own| own.block.network() == name);
+        own_blocks.retain(|block| of_network().any(|own| own.block.block() == block));
         allocator.set_network(pool);
         let known: Vec<knit_ipam::Block> = allocator.blocks(name).cloned().collect();
         for gone in known.iter().filter(|block| !own_blocks.contains(block)) {
             allocator.remove_block(name, &gone.start());
         }
-        let mut grown = false;
+        let (mut grown, mut closed) = (false, false);
         for block in own_blocks {
             grown |= !known.contains(&block);
             if let Err(error) = allocator.add_block(block) {
@@ -176,6 +181,13 @@ impl Networks {
                     "cannot use an AddressBlock"
                 );
             }
+        }
+        for own in of_network() {
+            let is_wanted = own.reclaim.is_some();
+            let news = allocator.set_wanted_back(name, &own.block.block().start(), is_wanted);
+            // Addresses of it can be leased again, or what is to be said of it is another.
+            grown |= news && !is_wanted;
+            closed |= news && is_wanted;
         }
         // Blocks that are being emptied are no longer in the API, but pods still have addresses of them.
         for block in allocator.blocks(name) {
@@ -207,6 +219,9 @@ impl Networks {
         if grown {
             self.entries().entry(name.to_owned()).or_default().starved = false;
             self.sandboxes.changed();
+        }
+        if closed {
+            self.changed();
         }
         network
     }

@@ -3,6 +3,7 @@
 
 mod apply;
 pub mod compute;
+pub mod give_back;
 mod in_force;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_api::conditions;
-use knit_ipam::{AddressList, Millis};
+use knit_ipam::{AddressList, Millis, NodeAllocator};
 use knit_runtime::Runtime;
 use knit_types::NetworkName;
 use knit_types::sync::Locked;
@@ -27,6 +28,7 @@ use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::world::WorldStore;
 use compute::Unready;
+use give_back::BlocksSaid;
 
 /// The Networks, and all that setting one up takes.
 pub struct Networks {
@@ -46,6 +48,7 @@ pub struct Networks {
     waiting: Mutex<BTreeSet<NetworkName>>,
     /// Wakes whoever follows the objects, although none has changed.
     look: Notify,
+    spare: give_back::SpareSince,
 }
 
 /// How long a request waits for a Network, or for an address of it.
@@ -122,8 +125,22 @@ impl Networks {
         shown: watch::Sender<u64>,
     ) -> Self {
         let (entries, waiting, look) = (Mutex::default(), Mutex::default(), Notify::new());
+        let spare = give_back::SpareSince::default();
         let inside = compute::ClusterRanges::with(&config.not_outside);
-        Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries, inside, waiting, look }
+        Self {
+            config,
+            world,
+            sandboxes,
+            runtimes,
+            proxy,
+            policies,
+            shown,
+            entries,
+            inside,
+            waiting,
+            look,
+            spare,
+        }
     }
 
     /// Has whoever follows the objects begin a pass: something else that Networks depend on has changed.
@@ -145,6 +162,12 @@ impl Networks {
     pub(crate) fn compare_services_and_policies(&self) {
         self.proxy.iter().for_each(|proxy| proxy.compare());
         self.policies.iter().for_each(|policies| policies.compare());
+    }
+
+    /// What is to be said of this node's AddressBlocks, by whoever has the books.
+    pub(crate) fn blocks(&self, allocator: &NodeAllocator, now: Millis) -> BlocksSaid {
+        let delay = Millis(u64::try_from(self.config.block_grace.as_millis()).unwrap_or(u64::MAX));
+        self.spare.look(&self.world, allocator, &self.config.node, (delay, now))
     }
 
     /// How each Network is.

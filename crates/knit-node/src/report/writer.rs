@@ -365,8 +365,10 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
             name: state.name.into(),
         });
     }
-    let held = books.allocator.held_ranges().into_iter();
-    let held_ranges = held
+    let blocks = core.networks().blocks(&books.allocator, now);
+    let held_ranges = blocks
+        .held
+        .into_iter()
         .map(|(network, ranges)| HeldRanges {
             network: network.into(),
             ranges: ranges.iter().map(ToString::to_string).collect(),
@@ -378,6 +380,7 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
         agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         runtimes: core.runtimes().describe(),
         held_ranges,
+        spare_blocks: blocks.spare,
         network_count: count(networks.len()),
         not_ready_count: count(networks.iter().filter(|n| !n.ready).count()),
         networks,

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
 use super::blocks::{Blocks, KnownBlock};
-use super::boot::{BootCache, BootFile};
+use super::boot::BootLog;
 use super::{Before, NodeView, PodPort, PodView, Synced, World, services, slices, users};
 use crate::claims::PodClaim;
 use crate::core::Core;
@@ -98,8 +98,11 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
 fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
     let known = core.world().get();
     let named = |k: &String| Key::cluster(k.as_str());
-    let before =
-        |block: &Arc<knit_model::AddressBlock>| KnownBlock { block: Arc::clone(block), created: None };
+    let before = |block: &Arc<knit_model::AddressBlock>| KnownBlock {
+        block: Arc::clone(block),
+        created: None,
+        reclaim: None,
+    };
     let mut right = Blocks::default();
     for (name, block) in &*known.blocks {
         right.change(name, Some(before(block)));
@@ -137,29 +140,33 @@ fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> kn
 }
 
 /// Writes what must be known at the next start to disk, whenever it changed.
-pub async fn keep(core: Core, file: BootFile) {
-    let file = Arc::new(file);
+pub async fn keep(core: Core, log: BootLog) {
+    let mut log = Some(log);
     let mut changes = core.world().subscribe();
-    let mut kept: Option<BootCache> = None;
     loop {
         let world = Arc::clone(&changes.borrow_and_update());
         if world.is_synced() {
-            let cache = BootCache::of(&world);
-            if kept.as_ref() != Some(&cache) {
-                let (writer, written) = (Arc::clone(&file), cache.clone());
-                match tokio::task::spawn_blocking(move || writer.store(&written)).await {
-                    Ok(Ok(())) => kept = Some(cache),
-                    Ok(Err(error)) => {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            "cannot write the cache of Networks"
-                        );
+            let own = Arc::new(world.own_blocks(core.node()));
+            core.world().kept().may_be(Arc::clone(&own));
+            let Some(mut writer) = log.take() else { return };
+            let written = tokio::task::spawn_blocking(move || {
+                let result = writer.store(&world);
+                (writer, result)
+            });
+            let Ok((writer, result)) = written.await else { return };
+            log = Some(writer);
+            match result {
+                Ok(_) => {
+                    if core.world().kept().is(own) {
+                        core.networks().changed();
                     }
-                    Err(_) => return,
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "cannot write the cache of Networks");
                 }
             }
         }
-        drop(world);
         if changes.changed().await.is_err() {
             return;
         }

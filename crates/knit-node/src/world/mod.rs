@@ -4,7 +4,9 @@
 pub mod announced;
 pub mod blocks;
 pub mod boot;
+mod boot_json;
 pub mod feed;
+pub mod own;
 mod services;
 mod slices;
 mod users;
@@ -38,6 +40,8 @@ pub struct World {
     pub namespaces: Arc<BTreeMap<String, Arc<Labels>>>,
     /// AddressBlocks that count, by name: this node's, and all of each Network in [`Self::block_lists`].
     pub blocks: Arc<BTreeMap<String, Arc<AddressBlock>>>,
+    /// What the controller wants back of this node's AddressBlocks, by name, with the value that it wrote.
+    pub reclaimed: Arc<BTreeMap<String, String>>,
     /// All nodes by name.
     pub nodes: Arc<BTreeMap<String, Arc<NodeView>>>,
     /// The cluster's service ranges, by the object that names them.
@@ -165,6 +169,9 @@ pub struct WorldStore {
     wanted: watch::Sender<BTreeSet<NetworkName>>,
     /// Not part of a snapshot: they change as often as tenants like, and one front door reads them.
     users: UserObjects,
+    /// What may be on disk of this node's blocks.
+    kept: own::KeptBlocks,
+    own: own::Found,
 }
 
 /// Whether a Network's blocks say which addresses are its pods', because it has no subnets or is on a segment
@@ -282,7 +289,21 @@ impl WorldStore {
             current: watch::Sender::new(Arc::new(world)),
             wanted: watch::Sender::default(),
             users: UserObjects::default(),
+            kept: own::KeptBlocks::default(),
+            own: own::Found::default(),
         }
+    }
+
+    /// This node's AddressBlocks in the newest snapshot. The store is of one node.
+    #[must_use]
+    pub fn own_blocks(&self, node: &str) -> Arc<own::OwnBlocks> {
+        self.own.in_world(&self.get(), node)
+    }
+
+    /// What an agent that starts now may find on disk of this node's blocks.
+    #[must_use]
+    pub fn kept(&self) -> &own::KeptBlocks {
+        &self.kept
     }
 
     /// This node has a Network, or will have it: all blocks of it are to be known.

@@ -69,7 +69,8 @@ pub(super) fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> 
     tasks.spawn(follow_nodes(core.clone(), own, slices));
 
     let before = |(name, block): (&String, &Arc<knit_model::AddressBlock>)| {
-        (named(name), KnownBlock { block: Arc::clone(block), created: None })
+        let reclaim = known.reclaimed.get(name).cloned();
+        (named(name), KnownBlock { block: Arc::clone(block), created: None, reclaim })
     };
     let seed: Vec<_> = known.blocks.iter().filter(|(_, b)| b.node() == node).map(before).collect();
     let own = objects
@@ -180,7 +181,7 @@ fn block_part(slice: BlockSlice) -> Option<NetworkPart> {
         match knit_model::AddressBlock::of(&written) {
             Ok(read) => {
                 let created = block.created.map(|time| time.0);
-                items.insert(block.name, KnownBlock { block: Arc::new(read), created });
+                items.insert(block.name, KnownBlock { block: Arc::new(read), created, reclaim: None });
             }
             Err(error) => tracing::warn!(
                 address_block = block.name,
@@ -346,7 +347,8 @@ impl BlockFeed {
         let known = core.world().get();
         let (mut right, mut own, mut before) = (Blocks::default(), BTreeMap::new(), BTreeMap::new());
         for (name, block) in &*known.blocks {
-            let given = KnownBlock { block: Arc::clone(block), created: None };
+            let reclaim = known.reclaimed.get(name).cloned();
+            let given = KnownBlock { block: Arc::clone(block), created: None, reclaim };
             right.change(name, Some(given.clone()));
             if block.node() == core.node() {
                 own.insert(name.clone(), given);
@@ -521,6 +523,8 @@ impl BlockFeed {
             changes.extend(self.right.change(&name, known));
         }
         let own_synced = self.own_synced;
+        let wanted_back = |(name, own): (&String, &KnownBlock)| Some((name.clone(), own.reclaim.clone()?));
+        let reclaimed: BTreeMap<String, String> = self.own.iter().filter_map(wanted_back).collect();
         let states = || self.networks.iter().map(|(name, followed)| (name.clone(), followed.state)).collect();
         self.core.world().update_if(|world| {
             let mut news = false;
@@ -530,6 +534,10 @@ impl BlockFeed {
                     None => Event::Deleted(Key::cluster(name)),
                 };
                 news |= apply(&mut world.blocks, event, name_of) == EventNews::Changed;
+            }
+            if *world.reclaimed != reclaimed {
+                world.reclaimed = Arc::new(reclaimed);
+                news = true;
             }
             for (network, name, view) in touched.announced {
                 news |= announce(world, &network, &name, view);
@@ -607,7 +615,7 @@ mod tests {
             ipv6: None,
         };
         let block = Arc::new(knit_model::AddressBlock::of(&written).expect("a block"));
-        let items = [("blue-b".to_owned(), KnownBlock { block, created: None })].into();
+        let items = [("blue-b".to_owned(), KnownBlock { block, created: None, reclaim: None })].into();
         let mut followed = Followed {
             blocks: Arriving::known([]),
             announced: Arriving::known([]),

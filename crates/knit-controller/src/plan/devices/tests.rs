@@ -121,6 +121,8 @@ fn claims_were_promised_the_router_addresses_of_a_nodes_further_blocks() {
             node: "n1".into(),
             created: None,
             deleting: false,
+            resource_version: String::new(),
+            reclaim: None,
             block: Some(AddressBlock::of(&spec).expect("a block")),
         };
         cluster.blocks.insert(format!("blue-{}", existing.len()), Arc::new(view));

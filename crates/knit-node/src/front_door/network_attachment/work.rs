@@ -11,10 +11,10 @@ use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{
-    AttemptPace, Item, Job, ObjectKey, PER_POD, State, Task, WrittenStatus, belongs, by_objects, find,
-    has_finalizer, is_forgotten, lock, uid_of,
-};
+use super::objects::{belongs, by_objects, find, has_finalizer, is_forgotten, uid_of};
+use super::pace::AttemptPace;
+use super::state::{State, WrittenStatus, lock};
+use super::{Item, Job, ObjectKey, PER_POD, Task};
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 use crate::front_door::annotation::{network_name, parse_address};
