@@ -1,8 +1,9 @@
 //! `cargo xtask style`: what STYLE.md asks for and neither rustfmt nor clippy checks: no line of Rust is too
-//! long, and docs/security.md names tests that exist.
+//! long, docs/security.md names tests that exist, and ARCHITECTURE.md files and crates that do.
 //!
 //! rustfmt leaves comments, strings and macros as they are, so that its own limit holds for the rest only.
 
+mod architecture;
 mod named_tests;
 
 use std::collections::BTreeSet;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Checks lines that rustfmt leaves alone, and the tests that docs/security.md names.
+/// Checks lines that rustfmt leaves alone, and what docs/security.md and ARCHITECTURE.md name.
 #[derive(clap::Args)]
 pub struct Args {}
 
@@ -21,6 +22,8 @@ const COLUMNS: usize = 110;
 const FOLDERS: [&str; 3] = ["crates", "xtask", "fuzz"];
 /// The page whose tables name the test for each guarantee.
 const SECURITY: &str = "docs/security.md";
+/// The page that says where things are.
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
 pub fn run(_: &Args) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -49,6 +52,10 @@ pub fn run(_: &Args) -> Result<()> {
     let missing = named_tests::missing(&page, &functions).into_iter();
     let missing: Vec<String> = missing.map(|(line, name)| format!("{SECURITY}:{line}: {name}")).collect();
     ensure!(missing.is_empty(), "{SECURITY} names tests that do not exist:\n{}", missing.join("\n"));
+    let page = fs::read_to_string(root.join(ARCHITECTURE));
+    let page = page.with_context(|| format!("cannot read {ARCHITECTURE}"))?;
+    let wrong = architecture::problems(&page, &root)?;
+    ensure!(wrong.is_empty(), "{ARCHITECTURE} is not exact:\n{}", wrong.join("\n"));
     Ok(())
 }
 

@@ -40,7 +40,7 @@ const MAX_LENGTH: usize = 10 << 10;
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct AttachmentConfig {
     /// The Network that it is for. A device is of one Network anyway: this says that no other is meant.
-    pub network: Option<String>,
+    pub network: Option<NetworkName>,
     /// The interface's name in the pod.
     pub interface: Option<InterfaceName>,
     /// Addresses that it must have, at most one per family.
@@ -129,9 +129,8 @@ impl TryFrom<Raw> for AttachmentConfig {
 
     fn try_from(raw: Raw) -> Result<Self, ConfigError> {
         let wrong = |field: &str, problem: &dyn fmt::Display| ConfigError(format!("{field}: {problem}"));
-        if let Some(Err(error)) = raw.network.as_ref().map(NetworkName::parse) {
-            return Err(wrong("network", &error));
-        }
+        let network = raw.network.map(NetworkName::new).transpose();
+        let network = network.map_err(|error| wrong("network", &error))?;
         let interface = raw.interface.map(|name| InterfaceName::new(shorten(&name)));
         let addresses = raw.addresses.unwrap_or_default();
         let parsed = addresses.iter().map(|text| {
@@ -146,7 +145,7 @@ impl TryFrom<Raw> for AttachmentConfig {
             return Err(wrong("addresses", &"write at most one per family"));
         }
         Ok(Self {
-            network: raw.network,
+            network,
             interface: interface.transpose().map_err(|error| wrong("interface", &error))?,
             addresses,
             mac: raw

@@ -50,7 +50,7 @@ pub use network_attachment::{
 pub use network_class::{NetworkClass, NetworkClassSpec, NetworkClassStatus};
 pub use node_network::{
     HeldRanges, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec, NodeNetworkStatus,
-    NodeNetworkStatusNetwork, NodeRuntime,
+    NodeNetworkStatusNetwork, NodeRuntime, SpareBlock,
 };
 pub use policy_peer_slice::{PolicyPeer, PolicyPeerPort, PolicyPeerSlice, PolicyPeerSliceSpec};
 pub use slices::{

@@ -32,6 +32,11 @@ pub const NODE_LABEL: &str = "knit.dev/node";
 /// Label on NetworkAttachments and AddressBlocks: the Network they belong to.
 pub const NETWORK_LABEL: &str = "knit.dev/network";
 
+/// Annotation of an AddressBlock that the controller wants back, with a value that is given once only. From
+/// then on its node gives out no further address of it, and repeats the value in its NodeNetwork once nobody
+/// has one.
+pub const RECLAIM_ANNOTATION: &str = "knit.dev/reclaim";
+
 /// Label on NetworkAttachments that other nodes need: where the address is, or its MAC, follows from no
 /// AddressBlock.
 pub const ANNOUNCED_LABEL: &str = "knit.dev/announced";

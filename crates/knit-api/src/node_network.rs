@@ -44,6 +44,9 @@ pub struct NodeNetworkStatus {
     /// pods of this node have addresses of it, and is assigned to no other node meanwhile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_ranges: Vec<HeldRanges>,
+    /// AddressBlocks that this node can do without: no pod has had an address of them for a while.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spare_blocks: Vec<SpareBlock>,
     /// Number of Networks, for `kubectl get`.
     #[serde(default)]
     pub network_count: i32,
@@ -99,6 +102,19 @@ pub struct NodeNetworkStatusNetwork {
     /// The policies that are in force here; left out where none acts on a pod of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policies: Option<NodeNetworkPolicies>,
+}
+
+/// An AddressBlock that its node can do without.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpareBlock {
+    /// The AddressBlock's name.
+    pub name: String,
+    /// The value of its annotation `knit.dev/reclaim` for which the node has given it up: no pod has an
+    /// address of it, none rests, and none is given out again unless the annotation goes away. Only then
+    /// the AddressBlock is deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given_up: Option<String>,
 }
 
 /// What one node has of the addresses of one Network.

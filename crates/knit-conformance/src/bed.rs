@@ -14,8 +14,8 @@ use knit_kernel::link::{Change, Link, Macvlan, MacvlanMode, NewLink};
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_runtime::wire::RemoteRuntime;
 use knit_runtime::{
-    Address, AttachRequest, Attachment, Block, Dns, Info, InterfaceName, Network, NetworkId, Pod, Route,
-    Runtime, SandboxId, Subnet, Topology, Underlay, UnderlayKind, UnderlayMode, feature,
+    Address, AttachRequest, Attachment, Block, Dns, Info, InterfaceName, Network, NetworkId, NetworkName,
+    Pod, Route, Runtime, SandboxId, Subnet, Topology, Underlay, UnderlayKind, UnderlayMode, feature,
 };
 use knit_types::sync::Locked;
 use knit_types::{ByFamily as _, Family};
@@ -52,7 +52,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct ExistingNetwork {
     /// The Network's name.
-    pub name: String,
+    pub name: NetworkName,
     /// Addresses that nobody uses, with prefix and gateway, at least [`ADDRESSES`] of each family that it
     /// has. They say what the Network is, too: in a routed one an address is alone in its prefix.
     pub addresses: Vec<Address>,
@@ -71,7 +71,7 @@ pub(crate) struct Bed {
     run: u32,
     next: AtomicU32,
     pods: Mutex<Vec<(Pod, PathBuf)>>,
-    networks: Mutex<BTreeMap<String, Network>>,
+    networks: Mutex<BTreeMap<NetworkName, Network>>,
 }
 
 /// A pod of the suite: a namespace, and nothing in it.
@@ -158,15 +158,16 @@ impl Bed {
 
     pub async fn network_of(&self, topology: Topology) -> Result<Network, Problem> {
         let name = format!("knit-conformance-{}", topology.as_str().to_lowercase());
+        let name = NetworkName::new(name).expect("topologies have short names");
         let number = u8::try_from(topology.number()).expect("there are few topologies");
-        self.network_with(&name, number, topology, None).await
+        self.network_with(name, number, topology, None).await
     }
 
     /// Sets a Network up. Each has a number of its own, which its addresses follow from: those of most cases
     /// have their topologies' numbers, others begin at 33.
     pub async fn network_with(
         &self,
-        name: &str,
+        name: impl Into<NetworkName>,
         number: u8,
         topology: Topology,
         mtu: Option<u16>,
@@ -189,7 +190,7 @@ impl Bed {
     /// A Network as an agent would describe it, with one block, which is this node's.
     pub fn describe(
         &self,
-        name: &str,
+        name: impl Into<NetworkName>,
         number: u8,
         topology: Topology,
         mtu: Option<u16>,
@@ -240,7 +241,7 @@ impl Bed {
             router_addresses.clear();
         }
         Ok(Network {
-            name: name.to_owned(),
+            name: name.into(),
             id: NetworkId::new(0x00c0_0000 + u32::from(number))?,
             topology,
             subnets,
@@ -259,7 +260,7 @@ impl Bed {
     }
 
     /// Takes a Network away again.
-    pub async fn remove_network(&self, name: &str) -> knit_runtime::Result<()> {
+    pub async fn remove_network(&self, name: &NetworkName) -> knit_runtime::Result<()> {
         self.runtime.remove_network(name).await?;
         self.networks().remove(name);
         Ok(())
@@ -369,7 +370,7 @@ impl Bed {
 
     /// Takes the Networks away. What cannot be taken away was a case's finding already.
     pub async fn close(self) {
-        let names: Vec<String> = self.networks().keys().cloned().collect();
+        let names: Vec<NetworkName> = self.networks().keys().cloned().collect();
         for name in names {
             let _ = self.runtime.remove_network(&name).await;
         }
@@ -379,7 +380,7 @@ impl Bed {
         self.pods.locked()
     }
 
-    fn networks(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
+    fn networks(&self) -> MutexGuard<'_, BTreeMap<NetworkName, Network>> {
         self.networks.locked()
     }
 }

@@ -82,7 +82,7 @@ async fn remove_leaves_nothing(bed: &Bed) -> Verdict {
 }
 
 async fn remove_unknown(bed: &Bed) -> Verdict {
-    Ok(bed.runtime.remove_network("knit-conformance-nowhere").await?)
+    Ok(bed.runtime.remove_network(&"knit-conformance-nowhere".into()).await?)
 }
 
 async fn underlay_is_on_link(bed: &Bed) -> Verdict {

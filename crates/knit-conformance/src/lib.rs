@@ -20,6 +20,8 @@ pub use report::{CaseReport, Outcome, ProfileReport, Report, RuntimeReport};
 
 use std::time::Duration;
 
+use knit_runtime::NetworkName;
+
 use crate::bed::Bed;
 
 /// How long one case may take. Deadlines of calls are shorter.
@@ -53,7 +55,7 @@ pub enum Error {
     #[error("the runtime sets up Networks itself: leave out Network {network}, the suite creates its own")]
     SetsUp {
         /// The Network.
-        network: String,
+        network: NetworkName,
     },
     /// Not enough addresses for the pods that are attached at once.
     #[error(
@@ -62,7 +64,7 @@ pub enum Error {
     )]
     FewAddresses {
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The family.
         family: &'static str,
         /// How many there are.
@@ -76,7 +78,7 @@ pub enum Error {
     )]
     MixedAddresses {
         /// The Network.
-        network: String,
+        network: NetworkName,
     },
     /// No directory for namespaces.
     #[error("cannot create the directory {directory} for pods' namespaces: specify another one")]

@@ -12,12 +12,13 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Taint};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use knit_api::conditions::network_attachment;
-use knit_api::names::{ATTACHMENT_FINALIZER, MANAGED_BY, MANAGED_BY_LABEL};
+use knit_api::names::{ATTACHMENT_FINALIZER, MANAGED_BY, MANAGED_BY_LABEL, RECLAIM_ANNOTATION};
 use knit_api::{NetworkAttachment, NetworkClass, NodeNetwork};
 use knit_ipam::Block;
 use knit_model::{AddressBlock, Labels, Network, NodeAddresses, attached_addresses, pod_ranges};
 
 use knit_objects::Backoff;
+use knit_types::NetworkName;
 
 use crate::rate::Rates;
 
@@ -30,7 +31,7 @@ pub struct Cluster {
     /// The classes.
     pub classes: BTreeMap<String, Arc<NetworkClass>>,
     /// The Networks.
-    pub networks: BTreeMap<String, Arc<Network>>,
+    pub networks: BTreeMap<NetworkName, Arc<Network>>,
     /// The blocks.
     pub blocks: BTreeMap<String, Arc<BlockView>>,
     /// What nodes say of themselves.
@@ -95,6 +96,10 @@ pub struct BlockView {
     pub created: Option<Timestamp>,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// The version that was read.
+    pub resource_version: String,
+    /// It is wanted back from its node: the value that was written.
+    pub reclaim: Option<String>,
     /// What it says; nothing if it cannot be used.
     pub block: Option<AddressBlock>,
 }
@@ -420,6 +425,8 @@ impl BlockView {
             uid: metadata.uid.unwrap_or_default(),
             created: metadata.creation_timestamp.map(|time| time.0),
             deleting: metadata.deletion_timestamp.is_some(),
+            resource_version: metadata.resource_version.unwrap_or_default(),
+            reclaim: metadata.annotations.and_then(|mut all| all.remove(RECLAIM_ANNOTATION)),
             block: AddressBlock::of(&spec).ok(),
             network: spec.network,
             node: spec.node,

@@ -33,6 +33,8 @@ pub struct Rates {
     pub default_retries: Bucket,
     /// Blocks that are taken back.
     pub releases: Bucket,
+    /// Blocks that are asked for, taken or left because their nodes can do without them or not.
+    pub reclaims: Bucket,
     /// Statuses of Networks.
     pub statuses: Bucket,
     /// Taints of Nodes: each is an event for everybody who watches Nodes.
@@ -45,6 +47,8 @@ pub(crate) const BLOCKS: Rate = Rate { every: Duration::from_millis(5), burst: 2
 pub(crate) const BLOCK_RETRIES: Rate = Rate { every: Duration::from_millis(50), burst: 25 };
 /// 100 per second.
 pub(crate) const RELEASES: Rate = Rate { every: Duration::from_millis(10), burst: 50 };
+/// 50 per second.
+pub(crate) const RECLAIMS: Rate = Rate { every: Duration::from_millis(20), burst: 50 };
 /// 50 per second, and one for each of a hundred Networks at once.
 pub(crate) const STATUSES: Rate = Rate { every: Duration::from_millis(20), burst: 100 };
 /// 20 per second.

@@ -484,17 +484,27 @@ async fn slices_say_of_pods_what_policies_ask_for_and_go_with_the_policies() {
     become_(&[r#"default n1 db ["10.244.1.6"] {"app": "web"}"#]).await;
     // The next leader takes nothing away that is right, and puts right what somebody took away.
     first.stop().await;
-    let name = slices.list().first().expect("a slice").0.clone();
-    world.objects.write(&Write::delete::<PolicyPeerSlice>(name)).await.expect("deleted");
+    let all = slices.list();
+    assert_eq!(all.len(), 2, "one of the node, and one with the keys of labels");
+    for (name, _) in all {
+        world.objects.write(&Write::delete::<PolicyPeerSlice>(name)).await.expect("deleted");
+    }
     become_(&[]).await;
     let second = Running::start(open(&server).await, config("b"));
     become_(&[r#"default n1 db ["10.244.1.6"] {"app": "web"}"#]).await;
+    let has_keys = |cache: &Cache<PolicyPeerSlice>| {
+        let all = cache.list();
+        let keys = all.iter().find(|(_, slice)| slice.spec.node.is_empty())?.1.spec.label_keys.clone();
+        (keys == Some(vec!["app".to_owned()])).then_some(())
+    };
+    slices.wait_until("the keys of labels", deadline(), has_keys).await.expect("they are there again");
     let write = Write::delete::<NetworkPolicy>(Key::namespaced("shop", "p"));
     world.objects.write(&write).await.expect("deleted");
     second.stop().await;
     // What nobody asks for any more is told for a while, but not by one who never knew that anybody did.
     let third = Running::start(open(&server).await, config("c"));
-    become_(&[]).await;
+    let is_empty = |cache: &Cache<PolicyPeerSlice>| cache.is_empty().then_some(());
+    slices.wait_until("no slice, of keys neither", deadline(), is_empty).await.expect("they are gone");
     third.stop().await;
 }
 

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use jiff::{SignedDuration, Timestamp};
 
+use knit_types::NetworkName;
+
 use crate::entry::{Dropped, Named, Subject};
 
 /// How many entries one pod may have; its oldest makes way for a new one.
@@ -36,7 +38,7 @@ struct Share {
     last: Timestamp,
     events: Bucket,
     /// Packets seen, by Network and direction.
-    seen: BTreeMap<(String, String), u64>,
+    seen: BTreeMap<(NetworkName, String), u64>,
 }
 
 #[derive(Debug)]

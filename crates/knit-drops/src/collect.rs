@@ -16,6 +16,7 @@ use knit_kernel::nflog::{self, Headers, Logged, Nflog};
 use knit_objects::{EventNote, EventRecorder};
 use knit_policy::cluster::Cluster;
 use knit_policy_nft::log::{GROUP, Why};
+use knit_types::NetworkName;
 use knit_types::sync::Locked as _;
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::sync::broadcast;
@@ -74,7 +75,7 @@ enum Command {
 /// What is read of one router. With it, those who asked for it see that nobody reads it any more.
 #[derive(Debug)]
 struct Heard {
-    network: String,
+    network: NetworkName,
     log: Nflog,
     _reading: Arc<()>,
 }
@@ -118,7 +119,7 @@ impl Drops {
     ///
     /// # Errors
     /// When somebody else listens there, or the kernel cannot do it.
-    pub fn listen(&self, network: &str, router: &NetNs) -> Result<Listening, nflog::Error> {
+    pub fn listen(&self, network: &NetworkName, router: &NetNs) -> Result<Listening, nflog::Error> {
         let log = Nflog::open_in(router, GROUP)?;
         let id = self.thread.next.fetch_add(1, Ordering::Relaxed);
         let reading = Arc::new(());
@@ -233,7 +234,7 @@ impl Shared {
     }
 
     /// Has packets named, and passes them on.
-    fn note(&self, network: &str, packets: Vec<(Why, Headers)>) {
+    fn note(&self, network: &NetworkName, packets: Vec<(Why, Headers)>) {
         let (answer, answered) = channel();
         let (network, now) = (network.to_owned(), Timestamp::now());
         self.clusters.ask(Box::new(move |cluster| {

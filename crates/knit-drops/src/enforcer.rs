@@ -11,7 +11,7 @@ use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer, RouterApa
 use knit_node::proxy::Stopped;
 use knit_node::{Core, Result};
 use knit_objects::{EventLimits, EventRecorder, Objects, Reporter};
-use knit_runtime::Network;
+use knit_runtime::{Network, NetworkName};
 use knit_types::sync::Locked as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -38,7 +38,7 @@ struct Routers {
 
 #[derive(Debug)]
 struct Router {
-    network: String,
+    network: NetworkName,
     path: Option<PathBuf>,
     /// Which namespace it was when it was last looked at, and the listener there, if it could be made.
     heard: Option<(NsId, Listening)>,

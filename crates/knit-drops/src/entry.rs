@@ -9,6 +9,7 @@ use knit_policy::cluster::{AddressOwner, Cluster};
 use knit_policy::model::{Direction, Name, Pod, Protocol, Traffic};
 use knit_policy::verdict::{Flow, Reason, State};
 use knit_policy_nft::log::Why;
+use knit_types::NetworkName;
 use serde::{Deserialize, Serialize};
 
 /// Packets that policies dropped: all between the same two ends, to the same port.
@@ -22,7 +23,7 @@ pub struct Dropped {
     /// How many were seen. The kernel passes on a few a second of each pod, so there may have been more.
     pub seen: u64,
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// Whose policies: `egress` for those of the sender, `ingress` for those of the receiver; `cut` for a
     /// connection that was allowed before.
     pub direction: String,
@@ -74,13 +75,19 @@ pub struct Subject {
 impl Named {
     /// Gives a packet its names, by what is known at this moment.
     #[must_use]
-    pub fn new(cluster: &Cluster, network: &str, why: Why, headers: &Headers, now: Timestamp) -> Self {
+    pub fn new(
+        cluster: &Cluster,
+        network: &NetworkName,
+        why: Why,
+        headers: &Headers,
+        now: Timestamp,
+    ) -> Self {
         let (source, destination) = (headers.source, headers.destination);
         let (from, sender) = end(cluster, network, source);
         let (to, receiver) = end(cluster, network, destination);
         let state = State::New;
         let traffic = traffic(headers.transport);
-        let flow = Flow { network: network.into(), source, destination, traffic, state };
+        let flow = Flow { network: network.as_str().into(), source, destination, traffic, state };
         let verdict = cluster.judge(&flow);
         let (direction, side, subject) = match why {
             Why::Denied(Direction::Egress) => ("egress", &verdict.egress, sender),
@@ -117,7 +124,7 @@ impl Named {
     }
 }
 
-fn end(cluster: &Cluster, network: &str, address: IpAddr) -> (End, Option<std::sync::Arc<Pod>>) {
+fn end(cluster: &Cluster, network: &NetworkName, address: IpAddr) -> (End, Option<std::sync::Arc<Pod>>) {
     match cluster.owner(network, address) {
         AddressOwner::Pod(pod) => (End { name: Some(pod.key.to_string()), address }, Some(pod)),
         AddressOwner::Node(node) => (End { name: Some(format!("node/{}", node.name)), address }, None),

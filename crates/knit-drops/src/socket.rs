@@ -4,12 +4,12 @@
 //! Only root, and the user that the agent runs as, may ask: the list names pods of all namespaces.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use knit_runtime::wire::bind_private;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -63,17 +63,7 @@ pub struct OpenError {
 /// # Errors
 /// When it cannot be made.
 pub fn open(path: &Path) -> Result<UnixListener, OpenError> {
-    let failed = |source| OpenError { path: path.to_owned(), source };
-    // Made under another name and closed to others before it takes its own: nobody gets in through a gap.
-    let unfinished = path.with_extension("new");
-    match std::fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&unfinished).map_err(failed)?;
-    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    std::fs::rename(&unfinished, path).map_err(failed)?;
-    Ok(listener)
+    bind_private(path).map_err(|source| OpenError { path: path.to_owned(), source })
 }
 
 /// Answers forever.

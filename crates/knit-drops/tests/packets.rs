@@ -83,7 +83,7 @@ fn a_dropped_packet_is_named_listed_and_served_to_root_alone() {
         let drops = Drops::start(Arc::new(Known(Mutex::new(cluster())))).expect("a thread");
         let _inside = runtime.enter();
         let here = NetNs::current().expect("a namespace");
-        let listening = drops.listen("blue", &here).expect("nfnetlink_log");
+        let listening = drops.listen(&"blue".into(), &here).expect("nfnetlink_log");
         let listener = socket::open(&path).expect("a socket");
         runtime.spawn(socket::serve(listener, drops.clone()));
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
@@ -112,7 +112,7 @@ fn a_dropped_packet_is_named_listed_and_served_to_root_alone() {
         // Who listens lets go of the group at the end.
         drop(listening);
         knit_kernel::testing::eventually("the group is free", SECONDS, || {
-            drops.listen("blue", &here).is_ok()
+            drops.listen(&"blue".into(), &here).is_ok()
         });
     });
 }

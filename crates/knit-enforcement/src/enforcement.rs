@@ -14,6 +14,7 @@ use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer, RouterApa
 use knit_node::proxy::Stopped;
 use knit_node::{Core, Error, Reason, Result};
 use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
+use knit_policy::backend::Backends;
 use knit_policy::model::Name;
 use knit_policy::sets::Engine;
 use knit_runtime::Network;
@@ -22,7 +23,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::backend::Backends;
 use crate::feed::{Shared, complete, follow_world};
 use crate::metrics::Metrics;
 use crate::worker::{Message, NodePlace, Place, Summary, TellPod, Told, Watched, Worker};

@@ -22,14 +22,12 @@
 
 mod admission;
 mod aliases;
-pub mod backend;
 mod cache;
 mod enforcement;
 mod feed;
 mod kinds;
 mod local;
 mod metrics;
-mod nft;
 mod nodes;
 mod peers;
 mod recorded;
@@ -37,4 +35,3 @@ mod worker;
 
 pub use enforcement::{Config, Enforcement, Mode};
 pub use kinds::folder_kinds;
-pub use nft::NftBackends;

@@ -15,11 +15,11 @@ use std::time::Instant;
 
 use knit_api::names::DEFAULT_NETWORK;
 use knit_node::policy::PoliciesState;
+use knit_policy::backend::{Backends, Failure};
 use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::{Change, Engine, Key, Value};
 use tokio::sync::watch;
 
-use crate::backend::{Backends, Failure};
 use crate::metrics::{Metrics, Of};
 use crate::recorded::Strangers;
 use known::Known;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use knit_types::{Addresses, Family, Mac};
+use knit_types::{Addresses, Family, Mac, NetworkName};
 use serde::{Deserialize, Serialize};
 
 use crate::address::{AddressRange, to_number};
@@ -20,7 +20,7 @@ pub struct BlockSize(u8);
 #[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "RawBlock", into = "RawBlock")]
 pub struct Block {
-    network: String,
+    network: NetworkName,
     node: String,
     start: Addresses,
     size: BlockSize,
@@ -29,7 +29,7 @@ pub struct Block {
 /// How a [`Block`] is written down: as in the AddressBlock object.
 #[derive(Deserialize, Serialize)]
 struct RawBlock {
-    network: String,
+    network: NetworkName,
     node: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ipv4: Option<Ipv4Net>,
@@ -86,7 +86,7 @@ impl BlockSize {
 impl Block {
     /// A block that starts at these addresses, which must be multiples of the size.
     pub fn new(
-        network: impl Into<String>,
+        network: impl Into<NetworkName>,
         node: impl Into<String>,
         start: Addresses,
         size: BlockSize,
@@ -101,7 +101,7 @@ impl Block {
     /// A block from the ranges of an AddressBlock or a Node's podCIDRs. Where they differ in size the smaller
     /// one rules, and of a larger one than [`BlockSize::MAX`] the beginning is used.
     pub fn from_ranges(
-        network: impl Into<String>,
+        network: impl Into<NetworkName>,
         node: impl Into<String>,
         ipv4: Option<Ipv4Net>,
         ipv6: Option<Ipv6Net>,
@@ -117,7 +117,7 @@ impl Block {
 
     /// The Network's name.
     #[must_use]
-    pub fn network(&self) -> &str {
+    pub fn network(&self) -> &NetworkName {
         &self.network
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_types::{Family, Mac};
+use knit_types::{Family, Mac, NetworkName};
 
 use crate::address::AddressRange;
 use crate::lease::{LeaseKey, Millis};
@@ -63,7 +63,7 @@ pub enum PoolError {
     #[error("Network {network} has two {family} subnets: use one larger one, or two Networks")]
     TwoOfOneFamily {
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The family.
         family: Family,
     },
@@ -71,7 +71,7 @@ pub enum PoolError {
     #[error("Network {network} has no subnet: add one, for example 10.77.0.0/16")]
     NoSubnet {
         /// The Network.
-        network: String,
+        network: NetworkName,
     },
 }
 
@@ -86,7 +86,7 @@ pub enum BlockError {
     )]
     NotAligned {
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The node.
         node: String,
         /// Where it starts.
@@ -98,7 +98,7 @@ pub enum BlockError {
     #[error("block of Network {network} for node {node} has no range: give it ipv4, ipv6 or both")]
     Empty {
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The node.
         node: String,
     },
@@ -110,7 +110,7 @@ pub enum BlockError {
         /// The block.
         block: String,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The node that owns it.
         owner: String,
     },
@@ -123,7 +123,7 @@ pub enum BlockError {
         /// The block.
         block: String,
         /// The Network.
-        network: String,
+        network: NetworkName,
     },
     /// Not the Network's addresses.
     #[error("block {block} is not inside the subnets of Network {network}: delete that AddressBlock")]
@@ -131,7 +131,7 @@ pub enum BlockError {
         /// The block.
         block: String,
         /// The Network.
-        network: String,
+        network: NetworkName,
     },
     /// Addresses that another block of the Network has.
     #[error("block {block} of Network {network} overlaps block {other}: delete one of the two AddressBlocks")]
@@ -139,7 +139,7 @@ pub enum BlockError {
         /// The block.
         block: String,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The block that is there already.
         other: String,
     },
@@ -157,7 +157,7 @@ pub enum LeaseError {
         /// Who asked.
         key: LeaseKey,
         /// The Network.
-        network: String,
+        network: NetworkName,
     },
     /// No address is free on this node.
     #[error(
@@ -168,7 +168,7 @@ pub enum LeaseError {
         /// Who asked.
         key: LeaseKey,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// What there is, of the Network's first family.
         counts: Box<FamilyCounts>,
         /// When the next address leaves quarantine, if one is in it.
@@ -183,7 +183,7 @@ pub enum LeaseError {
         /// Who asked.
         key: LeaseKey,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The address.
         address: IpAddr,
         /// Who has it.
@@ -198,7 +198,7 @@ pub enum LeaseError {
         /// Who asked.
         key: LeaseKey,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The address.
         address: IpAddr,
     },
@@ -208,7 +208,7 @@ pub enum LeaseError {
         /// Who asked.
         key: LeaseKey,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The address.
         address: IpAddr,
         /// Why it cannot be leased.
@@ -224,7 +224,7 @@ pub enum LeaseError {
         /// Who asked.
         key: LeaseKey,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The address.
         address: IpAddr,
     },
@@ -234,7 +234,7 @@ pub enum LeaseError {
         /// Who asked.
         key: LeaseKey,
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The MAC.
         mac: Mac,
         /// What is wrong with it.
@@ -252,7 +252,7 @@ pub enum LeaseError {
         /// The interface.
         key: LeaseKey,
         /// The Network of the lease that is there.
-        network: String,
+        network: NetworkName,
         /// The addresses that it has.
         has: String,
     },
@@ -270,7 +270,7 @@ pub enum NextBlockError {
     )]
     Exhausted {
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The node.
         node: String,
         /// The family that ran out.
@@ -309,7 +309,7 @@ impl LeaseError {
 
     /// The Network that it is about; none where it is about the request itself.
     #[must_use]
-    pub fn network(&self) -> Option<&str> {
+    pub fn network(&self) -> Option<&NetworkName> {
         match self {
             Self::UnknownNetwork { network, .. }
             | Self::Exhausted { network, .. }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use knit_types::{AddressList, InterfaceName, Mac, Owner, PodRef};
+use knit_types::{AddressList, InterfaceName, Mac, NetworkName, Owner, PodRef};
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds of a clock that never steps back: the time since boot is the right one, because leases live
@@ -42,7 +42,7 @@ pub struct Lease {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// At least one address of each family of the Network.
     #[serde(flatten)]
     pub addresses: AddressList,
@@ -58,7 +58,7 @@ pub struct Want {
     /// The interface's name inside the pod.
     pub interface: InterfaceName,
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// Addresses that it must have, any number of each family: these or none. For a family that is left out
     /// the allocator chooses one.
     pub addresses: Vec<IpAddr>,
@@ -83,7 +83,7 @@ pub struct Request {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Cooling {
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// The first address of the index (IPv4 where there is one).
     pub address: IpAddr,
     /// When it was freed.
@@ -145,7 +145,7 @@ impl Lease {
 
 impl Want {
     /// An interface on a Network, with addresses that the allocator chooses.
-    pub fn new(interface: InterfaceName, network: impl Into<String>) -> Self {
+    pub fn new(interface: InterfaceName, network: impl Into<NetworkName>) -> Self {
         Self { interface, network: network.into(), addresses: Vec::new(), prefer: None, mac: None }
     }
 

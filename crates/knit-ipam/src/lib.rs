@@ -33,6 +33,6 @@ pub use error::{BlockError, LeaseError, NextBlockError, NotLeasable, PoolError};
 pub use knit_types::{AddressList, Addresses, Family, Mac, ParseMacError, PodRef};
 pub use lease::{Cooling, Lease, LeaseKey, LeaseKind, Millis, Request, Snapshot, Want};
 pub use mac::{gateway_mac, may_have_mac, pod_mac};
-pub use node::{Counts, FamilyCounts, NodeAllocator, NodeConfig, Removal, Restored, WantsMore};
+pub use node::{Counts, FamilyCounts, NodeAllocator, NodeConfig, Removal, Restored, Spare, WantsMore};
 pub use overlap::outranked;
 pub use pool::{Pool, Standing, Subnet};

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_types::{Addresses, Family, Mac};
+use knit_types::{Addresses, Family, Mac, NetworkName};
 
 use crate::address::{AddressRange, merged, to_address, to_number};
 use crate::block::Block;
@@ -25,7 +25,7 @@ pub struct Subnet {
 /// What a Network may give out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pool {
-    network: String,
+    network: NetworkName,
     id: u32,
     primary: bool,
     router: bool,
@@ -153,7 +153,7 @@ impl Subnet {
 impl Pool {
     /// The pool of a Network with its numeric id: one subnet, or one per family.
     pub fn new(
-        network: impl Into<String>,
+        network: impl Into<NetworkName>,
         id: u32,
         subnets: impl IntoIterator<Item = Subnet>,
     ) -> Result<Self, PoolError> {
@@ -199,7 +199,7 @@ impl Pool {
 
     /// The Network's name.
     #[must_use]
-    pub fn network(&self) -> &str {
+    pub fn network(&self) -> &NetworkName {
         &self.network
     }
 

@@ -14,7 +14,7 @@ fn range(text: &str) -> AddressRange {
     AddressRange::from(text.parse::<IpNet>().unwrap())
 }
 
-fn pool(network: &str, subnets: &[(&str, &[&str])]) -> Pool {
+fn pool(network: &'static str, subnets: &[(&str, &[&str])]) -> Pool {
     let subnets = subnets.iter().map(|(cidr, reserved)| {
         let reserved: Vec<_> = reserved.iter().map(|r| range(r)).collect();
         Subnet::new(cidr.parse().unwrap(), None, &reserved).unwrap()

@@ -16,14 +16,14 @@ fn both(list: &[&str]) -> Addresses {
     Addresses::from_list(&list.iter().map(|a| ip(a)).collect::<Vec<_>>()).unwrap()
 }
 
-fn pool(name: &str, id: u32) -> Pool {
+fn pool(name: &'static str, id: u32) -> Pool {
     let range = |a, b| AddressRange::new(ip(a), ip(b)).unwrap();
     let v4 = Subnet::new("10.0.0.0/24".parse().unwrap(), None, &[range("10.0.0.128", "10.0.0.143")]).unwrap();
     let v6 = Subnet::new("fd00::/64".parse().unwrap(), None, &[range("fd00::80", "fd00::8f")]).unwrap();
     Pool::new(name, id, [v4, v6]).unwrap().primary(true).with_router(true)
 }
 
-fn block(network: &str, at: u8) -> Block {
+fn block(network: &'static str, at: u8) -> Block {
     let start = both(&[&format!("10.0.0.{at}"), &format!("fd00::{at:x}")]);
     Block::new(network, "n1", start, BlockSize::SMALL).unwrap()
 }
@@ -47,7 +47,7 @@ fn key(id: &str, interface: &str) -> LeaseKey {
     LeaseKey::new(sandbox(id), InterfaceName::new(interface).unwrap())
 }
 
-fn want(interface: &str, network: &str) -> Want {
+fn want(interface: &str, network: &'static str) -> Want {
     Want::new(InterfaceName::new(interface).unwrap(), network)
 }
 
@@ -205,7 +205,7 @@ fn an_address_is_one_pod_s_on_its_node_over_all_primaries() {
     let mut node = node();
     node.set_network(pool("blue", 2));
     node.set_network(pool("aside", 3).primary(false));
-    let on = |network: &str| Want { network: network.into(), ..fixed(&["10.0.0.130", "fd00::82"]) };
+    let on = |network: &'static str| Want { network: network.into(), ..fixed(&["10.0.0.130", "fd00::82"]) };
     node.lease(&ask("a", vec![on("red")]), Millis(0)).unwrap();
     let error = node.lease(&ask("b", vec![on("blue")]), Millis(0)).unwrap_err();
     assert!(error.to_string().contains("in use by pod shop/pod-a"), "{error}");
@@ -305,12 +305,12 @@ fn a_family_that_is_added_later_needs_new_blocks() {
     let new = node.lease(&ask("b", vec![want("eth0", "red")]), Millis(0)).unwrap().remove(0);
     assert_eq!(new.addresses, both(&["10.0.0.8", "fd00::8"]));
     node.free(&old.key, Millis(0)).unwrap();
-    let surplus: Vec<_> = node.surplus_blocks(Millis(60_000)).into_iter().map(Block::to_string).collect();
-    assert_eq!(surplus, ["10.0.0.0/29"]);
+    let spare: Vec<_> = node.spare_blocks(Millis(60_000)).iter().map(|s| s.block.to_string()).collect();
+    assert_eq!(spare, ["10.0.0.0/29"]);
 }
 
 #[test]
-fn empty_blocks_are_surplus_once_they_are_cold_and_the_rest_suffices() {
+fn empty_blocks_are_spare_once_they_are_cold_and_the_rest_suffices() {
     let mut node = node();
     for at in [8, 16] {
         node.add_block(block("red", at)).unwrap();
@@ -318,18 +318,82 @@ fn empty_blocks_are_surplus_once_they_are_cold_and_the_rest_suffices() {
     for n in 0..14 {
         node.lease(&ask(&format!("s{n:02}"), vec![want("eth0", "red")]), Millis(0)).unwrap();
     }
-    assert_eq!(node.surplus_blocks(Millis(0)), Vec::<&Block>::new());
+    assert_eq!(node.spare_blocks(Millis(0)), []);
     for n in 0..14 {
         node.free_owner(&sandbox(&format!("s{n:02}")), Millis(1));
     }
-    let surplus = |now| -> Vec<String> {
-        node.surplus_blocks(Millis(now))
-            .iter()
-            .map(|b| b.prefix(knit_ipam::Family::V4).unwrap().to_string())
-            .collect()
+    let spare = |node: &NodeAllocator, now| -> Vec<String> {
+        let spare = node.spare_blocks(Millis(now)).into_iter();
+        spare.map(|s| s.block.prefix(knit_ipam::Family::V4).unwrap().to_string()).collect()
     };
-    assert_eq!(surplus(30_000), Vec::<String>::new(), "in quarantine");
-    assert_eq!(surplus(30_001), ["10.0.0.16/29", "10.0.0.8/29"], "the oldest stays");
+    assert_eq!(spare(&node, 30_000), Vec::<String>::new(), "in quarantine");
+    assert_eq!(spare(&node, 30_001), ["10.0.0.16/29", "10.0.0.8/29"], "the oldest stays");
+    let first = node.spare_blocks(Millis(30_001))[0];
+    assert_eq!((first.last_used, first.is_closed), (Some(Millis(1)), false));
+}
+
+#[test]
+fn nothing_is_leased_from_a_block_that_is_wanted_back_until_it_is_not_any_more() {
+    let mut node = node();
+    node.add_block(block("red", 8)).unwrap();
+    let back = both(&["10.0.0.8", "fd00::8"]);
+    let spare = |node: &NodeAllocator, now| -> Vec<(String, bool)> {
+        let spare = node.spare_blocks(Millis(now)).into_iter();
+        spare.map(|s| (s.block.prefix(knit_ipam::Family::V4).unwrap().to_string(), s.is_closed)).collect()
+    };
+    assert_eq!(spare(&node, 0), [("10.0.0.8/29".to_owned(), false)]);
+    node.set_wanted_back("red", &back, true);
+    assert_eq!(spare(&node, 0), [("10.0.0.8/29".to_owned(), true)]);
+    // It stays closed when something about the Network changes, and when its object is read again.
+    let pool = node.pool("red").unwrap().clone().primary(true);
+    node.set_network(pool);
+    node.add_block(block("red", 8)).unwrap();
+    let mut leased = Vec::new();
+    while let Ok(lease) =
+        node.lease(&ask(&format!("s{}", leased.len()), vec![want("eth0", "red")]), Millis(0))
+    {
+        assert!(lease[0].addresses.iter().all(|a| block("red", 8).index_of(a).is_none()), "{lease:?}");
+        leased.push(lease);
+    }
+    let fixed = ask("fixed", vec![fixed(&["10.0.0.9"])]);
+    assert!(matches!(node.lease(&fixed, Millis(0)), Err(LeaseError::NotOnThisNode { .. })));
+    // Now it is needed here.
+    assert_eq!(spare(&node, 0), []);
+    assert!(node.held_ranges()["red"].contains(&"10.0.0.8/29".parse().unwrap()), "and nobody else's");
+    node.set_wanted_back("red", &back, false);
+    node.lease(&fixed, Millis(0)).unwrap();
+    // What a pod has of it is the pod's, whatever is asked for.
+    node.set_wanted_back("red", &back, true);
+    for n in 0..leased.len() {
+        node.free_owner(&sandbox(&format!("s{n}")), Millis(1));
+    }
+    assert_eq!(spare(&node, 60_000), []);
+    node.free_owner(&sandbox("fixed"), Millis(60_000));
+    assert_eq!(spare(&node, 80_000), [], "it rests");
+    assert_eq!(spare(&node, 90_000), [("10.0.0.8/29".to_owned(), true)]);
+}
+
+#[test]
+fn the_block_with_the_routers_address_is_not_spare() {
+    let mut node = node();
+    node.add_block(block("red", 8)).unwrap();
+    let pool = node.pool("red").unwrap().clone().with_router(true);
+    node.set_network(pool);
+    let young = node.lease(&ask("a", vec![fixed(&["10.0.0.10"])]), Millis(0)).unwrap();
+    assert!(block("red", 8).index_of(young[0].addresses.first()).is_some());
+    assert_eq!(node.spare_blocks(Millis(60_000)), [], "the oldest has the router's address");
+}
+
+#[test]
+fn a_block_of_a_network_that_is_not_here_is_unused_unless_something_of_it_is_left() {
+    let mut node = NodeAllocator::new("n1", NodeConfig::default());
+    assert!(node.is_unused(&block("red", 8), Millis(0)));
+    node.withhold("a record", None, ip("10.0.0.9"));
+    assert!(!node.is_unused(&block("red", 8), Millis(0)) && node.is_unused(&block("red", 16), Millis(0)));
+    node.release("a record", Millis(0));
+    node.rest_all(Millis(0));
+    assert!(!node.is_unused(&block("red", 8), Millis(10_000)), "it may have been freed just before");
+    assert!(node.is_unused(&block("red", 8), Millis(60_000)));
 }
 
 #[test]
@@ -388,7 +452,7 @@ fn what_is_withheld_in_a_primary_network_was_given_to_a_pod_of_another_one() {
     }
     let free = |node: &NodeAllocator, network| node.counts(network, Millis(0)).unwrap().v4.unwrap().free;
     let before = (free(&node, "blue"), free(&node, "aside"));
-    node.withhold("what sandbox x had", Some("red"), ip("10.0.0.3"));
+    node.withhold("what sandbox x had", Some(&"red".into()), ip("10.0.0.3"));
     assert_eq!((free(&node, "blue"), free(&node, "aside")), (before.0 - 1, before.1));
     let asked = |network| {
         let mut want = want("eth0", network);
@@ -404,9 +468,9 @@ fn what_is_withheld_in_a_primary_network_was_given_to_a_pod_of_another_one() {
 fn what_is_withheld_is_given_to_nobody_until_it_is_released() {
     let mut node = NodeAllocator::new("n1", NodeConfig::default());
     // Before its Network is known, as at a start; and one of which the Network is not known at all.
-    node.withhold("what sandbox x had", Some("red"), ip("10.0.0.3"));
+    node.withhold("what sandbox x had", Some(&"red".into()), ip("10.0.0.3"));
     node.withhold("what sandbox x had", None, ip("fd00::4"));
-    node.withhold("what sandbox y had", Some("red"), ip("10.0.0.130"));
+    node.withhold("what sandbox y had", Some(&"red".into()), ip("10.0.0.130"));
     node.set_network(pool("red", 1));
     node.add_block(block("red", 0)).unwrap();
     node.add_block(block("red", 8)).unwrap();

@@ -9,7 +9,7 @@ use knit_ipam::{
     AddressRange, Addresses, Block, BlockSize, Family, FamilyCounts, Lease, LeaseError, LeaseKey, LeaseKind,
     Mac, Millis, NodeAllocator, NodeConfig, PodRef, Pool, Removal, Request, Standing, Subnet, Want,
 };
-use knit_types::{InterfaceName, Owner, SandboxId};
+use knit_types::{InterfaceName, NetworkName, Owner, SandboxId};
 use proptest::prelude::*;
 
 const QUARANTINE: u64 = 100;
@@ -36,7 +36,7 @@ fn v6_prefix(network: &str) -> &'static str {
 }
 
 /// The k-th block of a Network: IPv4 counts up, IPv6 counts down, so that nothing pairs by accident.
-fn block(network: &str, k: u8) -> Block {
+fn block(network: &'static str, k: u8) -> Block {
     let v4 = format!("10.0.0.{}", u32::from(k) * 8).parse().unwrap();
     let v6 = format!("{}{:x}", v6_prefix(network), (5 - u32::from(k)) * 8).parse().unwrap();
     let start = if network == "six" { Addresses::V6(v6) } else { Addresses::Dual { v4, v6 } };
@@ -66,6 +66,7 @@ enum Op {
     Cancel { sandbox: u8, interface: u8 },
     AddBlock { network: u8, k: u8 },
     RemoveBlock { network: u8, k: u8 },
+    WantBack { network: u8, k: u8, wanted: bool },
     Restart,
     Wait(u8),
 }
@@ -104,6 +105,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..16_u8, 0..3_u8).prop_map(|(sandbox, interface)| Op::Cancel { sandbox, interface }),
         4 => (0..3_u8, 0..6_u8).prop_map(|(network, k)| Op::AddBlock { network, k }),
         2 => (0..3_u8, 0..6_u8).prop_map(|(network, k)| Op::RemoveBlock { network, k }),
+        3 => (0..3_u8, 0..6_u8, any::<bool>())
+            .prop_map(|(network, k, wanted)| Op::WantBack { network, k, wanted }),
         1 => Just(Op::Restart),
         2 => (0..150_u8).prop_map(Op::Wait),
     ]
@@ -140,7 +143,9 @@ fn request(sandbox: u8, named: bool, wants: &[WantOp]) -> Request {
 struct Model {
     leases: BTreeMap<LeaseKey, Lease>,
     blocks: Vec<(Block, bool)>,
-    freed: BTreeMap<(String, IpAddr), u64>,
+    /// Those that are wanted back.
+    back: Vec<Block>,
+    freed: BTreeMap<(NetworkName, IpAddr), u64>,
     now: u64,
 }
 
@@ -155,7 +160,7 @@ impl Model {
 
     fn quarantined(&self, network: &str, pair: &Addresses) -> bool {
         pair.iter()
-            .filter_map(|a| self.freed.get(&(network.to_owned(), a)))
+            .filter_map(|a| self.freed.get(&(network.parse().unwrap(), a)))
             .any(|at| self.now < at + QUARANTINE)
     }
 
@@ -177,6 +182,11 @@ impl Model {
                 .any(|l| l.network == b.network() && l.addresses.iter().any(|a| b.index_of(a).is_some()))
         };
         self.blocks.retain(|(b, withdrawn)| !withdrawn || in_use(b));
+        self.forget_what_is_gone();
+    }
+
+    fn forget_what_is_gone(&mut self) {
+        self.back.retain(|back| self.blocks.iter().any(|(block, _)| block == back));
     }
 
     /// Counts from first principles: each index of each block is looked at on its own.
@@ -202,7 +212,10 @@ impl Model {
                     &mut counts.reserved
                 } else if self.quarantined(network, &pair) {
                     &mut counts.quarantined
-                } else if *withdrawn || self.holders(network, &pair).next().is_some() {
+                } else if *withdrawn
+                    || self.back.contains(block)
+                    || self.holders(network, &pair).next().is_some()
+                {
                     &mut counts.blocked
                 } else {
                     &mut counts.free
@@ -249,6 +262,9 @@ impl Model {
         let pool = pool(&lease.network);
         for address in lease.addresses.iter() {
             assert!(!matches!(pool.standing(address), Standing::Never(_) | Standing::Outside), "{address}");
+            let block = self.slot(&lease.network, address).map(|(block, ..)| block);
+            let is_wanted_back = block.is_some_and(|block| self.back.contains(block));
+            assert!(!is_wanted_back || pool.standing(address) == Standing::Reserved, "{address}");
             if let Some((block, _, index)) = self.slot(&lease.network, address) {
                 let pair = block.at(index).unwrap();
                 let mut others = self.leases.values().filter(|l| l.network == lease.network);
@@ -262,7 +278,7 @@ impl Model {
             assert_eq!(lease.mac, pool.mac(lease.addresses.firsts()));
             let (block, withdrawn, index) = self.slot(&lease.network, lease.addresses.first()).unwrap();
             assert_eq!(lease.addresses, block.at(index).unwrap(), "paired by index");
-            assert!(!withdrawn);
+            assert!(!withdrawn && !self.back.contains(block));
             let sticky = pod.is_some() && want.prefer.is_some_and(|a| lease.addresses.contains(a));
             assert!(sticky || !self.quarantined(&lease.network, lease.addresses.firsts()), "reused too soon");
         } else {
@@ -356,10 +372,21 @@ fn run(ops: Vec<Op>) {
                     }
                     Removal::Unknown => assert_eq!(known, None),
                 }
+                model.forget_what_is_gone();
+            }
+            Op::WantBack { network, k, wanted } => {
+                let block = block(NETWORKS[usize::from(network)], k);
+                real.set_wanted_back(block.network(), &block.start(), wanted);
+                model.back.retain(|back| *back != block);
+                if wanted && model.blocks.iter().any(|(known, _)| *known == block) {
+                    model.back.push(block);
+                }
             }
             Op::Restart => {
                 // The API no longer lists what was taken back.
                 model.blocks.retain(|(_, withdrawn)| !withdrawn);
+                // Who told the allocator what is wanted back tells it again.
+                model.back.clear();
                 let text = serde_json::to_string(&real.snapshot(now)).unwrap();
                 let snapshot = serde_json::from_str(&text).unwrap();
                 let blocks = model.blocks.iter().map(|(b, _)| b.clone());
@@ -371,11 +398,11 @@ fn run(ops: Vec<Op>) {
             Op::Wait(millis) => model.now += u64::from(millis),
         }
         model.check(&real);
-        for block in real.surplus_blocks(Millis(model.now)) {
+        for knit_ipam::Spare { block, .. } in real.spare_blocks(Millis(model.now)) {
             let used = model.leases.values().any(|l| {
                 l.network == block.network() && l.addresses.iter().any(|a| block.index_of(a).is_some())
             });
-            assert!(!used, "a block that pods use is no surplus");
+            assert!(!used, "a block that pods use is not spare");
         }
     }
 }

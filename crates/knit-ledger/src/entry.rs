@@ -2,7 +2,7 @@
 //! belongs to an [`Owner`], and is found by it.
 
 use knit_ipam::{Lease, LeaseKey};
-use knit_types::{InterfaceName, ObjectRef, Owner, PodRef, SandboxId};
+use knit_types::{InterfaceName, NetworkName, ObjectRef, Owner, PodRef, SandboxId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ pub struct ReservedLease {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub named: bool,
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// The runtime that serves it.
     pub runtime: String,
     /// Whether the pod's default route is to go out there.

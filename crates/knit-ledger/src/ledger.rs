@@ -42,6 +42,8 @@ pub struct Options {
     pub compact_at: u64,
     /// And not before it has this many times the bytes that its records need.
     pub compact_factor: u64,
+    /// Whether what is acknowledged outlives a power loss, and not only a kill.
+    pub sync: bool,
 }
 
 /// A crash-safe set of records by key. See the crate's page.
@@ -56,6 +58,8 @@ pub struct Ledger<R, F: Fs = RealFs> {
     len: u64,
     /// A failed write left bytes behind, and they could not be cut off yet.
     dirty_tail: bool,
+    /// The file's name may not outlive a power loss yet.
+    dirty_name: bool,
     /// Compaction is tried from this length on.
     compact_from: u64,
     compaction_error: Option<io::Error>,
@@ -147,7 +151,7 @@ impl<R: Record> Default for Batch<R> {
 impl Default for Options {
     /// From 32 KiB on, when three quarters are old: a run-time directory may be a small tmpfs.
     fn default() -> Self {
-        Self { compact_at: 32 << 10, compact_factor: 4 }
+        Self { compact_at: 32 << 10, compact_factor: 4, sync: false }
     }
 }
 
@@ -195,13 +199,14 @@ impl<R: Record, F: Fs> Ledger<R, F> {
                 (Recovery::TornTailCut { bytes: total - sound }, file, sound)
             }
             Some((Scan::Corrupt { why, .. }, _)) => {
-                let (file, len, to) = write_anew(&fs, &path, &encoded()?, |fs| set_aside(fs, &path))
-                    .map_err(|e| failed("setting the damaged file aside", e))?;
+                let (file, len, to) =
+                    write_anew((&fs, options), &path, &encoded()?, |fs| set_aside(fs, &path))
+                        .map_err(|e| failed("setting the damaged file aside", e))?;
                 (Recovery::SetAside { to, why, saved: content.records.len() }, file, len)
             }
             None => {
-                let (file, len, ()) =
-                    write_anew(&fs, &path, &encoded()?, |_| Ok(())).map_err(|e| failed("making it", e))?;
+                let (file, len, ()) = write_anew((&fs, options), &path, &encoded()?, |_| Ok(()))
+                    .map_err(|e| failed("making it", e))?;
                 (Recovery::Fresh, file, len)
             }
         };
@@ -220,6 +225,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             file,
             len,
             dirty_tail: false,
+            dirty_name: options.sync,
             compact_from: options.compact_at,
             compaction_error: None,
             buffer: Vec::new(),
@@ -316,7 +322,9 @@ impl<R: Record, F: Fs> Ledger<R, F> {
     }
 
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let (file, len, ()) = write_anew(&self.fs, &self.path, bytes, |_| Ok(()))?;
+        let (file, len, ()) = write_anew((&self.fs, self.options), &self.path, bytes, |_| Ok(()))?;
+        // Until its name outlives a power loss, what the name stood for before has all that was acknowledged.
+        self.dirty_name = self.options.sync;
         self.file = file;
         self.len = len;
         self.dirty_tail = false;
@@ -330,7 +338,12 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             self.file.set_len(self.len)?;
             self.dirty_tail = false;
         }
-        match write_all(&mut self.file, &self.buffer) {
+        if self.dirty_name {
+            self.fs.sync_dir(parent(&self.path))?;
+            self.dirty_name = false;
+        }
+        let written = write_all(&mut self.file, &self.buffer);
+        match written.and_then(|()| if self.options.sync { self.file.sync() } else { Ok(()) }) {
             Ok(()) => {
                 self.len += self.buffer.len() as u64;
                 Ok(())
@@ -427,17 +440,18 @@ impl<R> Default for Content<R> {
 
 /// Writes a new file beside the ledger and puts it in its place at once. `before` runs between the two.
 fn write_anew<F: Fs, T>(
-    fs: &F,
+    (fs, options): (&F, Options),
     path: &Path,
     bytes: &[u8],
     before: impl FnOnce(&F) -> io::Result<T>,
 ) -> io::Result<(F::File, u64, T)> {
     let new = with_suffix(path, ".new");
     let mut file = fs.create(&new)?;
-    let done = write_all(&mut file, bytes).and_then(|()| before(fs)).and_then(|extra| {
-        fs.rename(&new, path)?;
-        Ok(extra)
-    });
+    let synced = |file: &mut F::File| if options.sync { file.sync() } else { Ok(()) };
+    let done = write_all(&mut file, bytes)
+        .and_then(|()| synced(&mut file))
+        .and_then(|()| before(fs))
+        .and_then(|extra| fs.rename(&new, path).map(|()| extra));
     match done {
         Ok(extra) => Ok((file, bytes.len() as u64, extra)),
         Err(error) => {

@@ -8,7 +8,9 @@
 use std::path::PathBuf;
 
 use knit_ipam::{Cooling, Lease, LeaseKey, LeaseKind};
-use knit_types::{AddressList, Attachment as Made, InterfaceName, Mac, Owner, Pod, PodRef, SandboxId};
+use knit_types::{
+    AddressList, Attachment as Made, InterfaceName, Mac, NetworkName, Owner, Pod, PodRef, SandboxId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::details::{Details, Door};
@@ -57,7 +59,7 @@ pub struct AttachmentPlan {
     /// The interface's name inside the pod; unique in its sandbox.
     pub interface: InterfaceName,
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// The runtime that serves it, such as `knit.dev/linux`.
     pub runtime: String,
     /// Its addresses; none where the runtime gives them itself.

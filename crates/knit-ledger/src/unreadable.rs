@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_types::{ObjectRef, Owner, PodRef, SandboxId};
+use knit_types::{NetworkName, ObjectRef, Owner, PodRef, SandboxId};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -26,7 +26,7 @@ pub struct Unreadable {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Holding {
     /// The Network; none if that cannot be made out either.
-    pub network: Option<String>,
+    pub network: Option<NetworkName>,
     /// Addresses. Gateways and name servers may be among them: better too many than one too few.
     pub addresses: Vec<IpAddr>,
 }
@@ -35,7 +35,7 @@ pub struct Holding {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HeldInterface {
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// Whether it is the pod's main one.
     pub main: bool,
     /// The interface's own addresses, and no others.
@@ -113,7 +113,7 @@ impl Unreadable {
             return vec![Holding { network: None, addresses }];
         };
         let holding = |part: &Value| {
-            let network = part.get("network").and_then(Value::as_str).map(str::to_owned);
+            let network = network(part);
             let mut addresses = Vec::new();
             collect(part, &mut addresses);
             Holding { network, addresses }
@@ -156,8 +156,12 @@ pub(crate) fn newer(found: u64, known: u32) -> String {
     format!("it has format {found}, and this agent knows up to {known}: run the newer version again")
 }
 
+fn network(part: &Value) -> Option<NetworkName> {
+    part.get("network")?.as_str()?.parse().ok()
+}
+
 fn interface(part: &Value) -> Option<HeldInterface> {
-    let network = part.get("network")?.as_str()?.to_owned();
+    let network = network(part)?;
     let main = part.pointer("/parameters/main").and_then(Value::as_bool);
     let main = main.unwrap_or_else(|| part.get("interface").and_then(Value::as_str) == Some("eth0"));
     let mut addresses = Vec::new();

@@ -63,7 +63,7 @@ fn story() -> Vec<Change> {
 }
 
 fn options() -> Options {
-    Options { compact_at: 400, compact_factor: 2 }
+    Options { compact_at: 400, compact_factor: 2, sync: false }
 }
 
 fn open(fs: &FaultFs) -> Result<Opened<Item, FaultFs>, LedgerError> {
@@ -122,6 +122,40 @@ fn a_kill_at_any_step() {
         }
     }
     assert!(compacting > PARTS.len(), "compactions were killed too");
+}
+
+#[test]
+fn a_power_loss_at_any_step_where_writes_are_synced() {
+    let changes = story();
+    let synced = Options { sync: true, ..options() };
+    let open = |fs: &FaultFs| Ledger::<Item, _>::open_with(fs.clone(), PATH, synced);
+    let steps = {
+        let fs = FaultFs::new();
+        assert_eq!(run(&mut open(&fs).unwrap().ledger, &changes), changes.len());
+        fs.steps()
+    };
+    let states = states(&changes);
+    for step in 0..=steps {
+        for (part, names_arrived) in PARTS.into_iter().flat_map(|part| [(part, false), (part, true)]) {
+            let fs = FaultFs::new();
+            fs.fail_at(step, Fault::Kill(part));
+            let acknowledged = match open(&fs) {
+                Ok(mut opened) => run(&mut opened.ledger, &changes),
+                Err(_) => 0,
+            };
+            fs.lose_power(names_arrived);
+            let Opened { mut ledger, recovery } = open(&fs).unwrap();
+            assert!(!matches!(recovery, Recovery::SetAside { .. }), "step {step}: {recovery:?}");
+            let found = records(&ledger);
+            let next = states.get(acknowledged + 1);
+            assert!(found == states[acknowledged] || Some(&found) == next, "step {step}: {found:?}");
+            ledger.put(item(99, 9)).unwrap();
+            let expected = records(&ledger);
+            drop(ledger);
+            fs.lose_power(false);
+            assert_eq!(records(&open(&fs).unwrap().ledger), expected, "step {step}");
+        }
+    }
 }
 
 #[test]
@@ -261,7 +295,9 @@ fn a_newer_format_is_left_alone() {
 fn the_file_stays_in_proportion_to_what_it_holds() {
     let fs = FaultFs::new();
     let mut ledger: Ledger<Item, _> =
-        Ledger::open_with(fs, PATH, Options { compact_at: 4096, compact_factor: 4 }).unwrap().ledger;
+        Ledger::open_with(fs, PATH, Options { compact_at: 4096, compact_factor: 4, sync: false })
+            .unwrap()
+            .ledger;
     let mut most = 0;
     for n in 0..10_000_u32 {
         ledger.put(item((n % 10) as u8, 50)).unwrap();
@@ -287,7 +323,7 @@ fn what_is_old_never_fills_a_small_disk() {
 #[test]
 fn a_full_disk_is_no_reason_to_refuse_while_what_is_old_takes_the_room() {
     let fs = FaultFs::new();
-    let never = Options { compact_at: 1 << 30, compact_factor: 4 };
+    let never = Options { compact_at: 1 << 30, compact_factor: 4, sync: false };
     let mut ledger: Ledger<Item, _> = Ledger::open_with(fs.clone(), PATH, never).unwrap().ledger;
     (0..20).for_each(|n| ledger.put(item(1, n)).unwrap());
     // Room for a copy with one record, and not for a further one behind all that is old.
@@ -302,7 +338,7 @@ fn a_full_disk_is_no_reason_to_refuse_while_what_is_old_takes_the_room() {
 #[test]
 fn a_restart_writes_a_file_anew_that_is_mostly_old() {
     let fs = FaultFs::new();
-    let never = Options { compact_at: 1 << 30, compact_factor: 4 };
+    let never = Options { compact_at: 1 << 30, compact_factor: 4, sync: false };
     let mut ledger: Ledger<Item, _> = Ledger::open_with(fs.clone(), PATH, never).unwrap().ledger;
     (0..200).for_each(|n| ledger.put(item(1, n)).unwrap());
     let (before, expected) = (ledger.bytes(), records(&ledger));

@@ -30,7 +30,7 @@ fn no_child_is_starting() -> MutexGuard<'static, ()> {
 }
 
 fn open(path: &Path) -> Result<Opened<Item>, LedgerError> {
-    Ledger::open_with(RealFs, path, Options { compact_at: 4096, compact_factor: 2 })
+    Ledger::open_with(RealFs, path, Options { compact_at: 4096, compact_factor: 2, sync: false })
 }
 
 fn item(n: usize) -> Item {

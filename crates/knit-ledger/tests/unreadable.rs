@@ -43,7 +43,7 @@ fn file(frames: &[Value]) -> Vec<u8> {
 }
 
 fn open(fs: &FaultFs) -> Opened<Entry, FaultFs> {
-    Ledger::open_with(fs.clone(), PATH, Options { compact_at: 0, compact_factor: 1 }).unwrap()
+    Ledger::open_with(fs.clone(), PATH, Options { compact_at: 0, compact_factor: 1, sync: false }).unwrap()
 }
 
 fn holding(frames: &[Value]) -> FaultFs {

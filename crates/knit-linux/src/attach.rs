@@ -25,7 +25,7 @@ pub(crate) fn attach(
     watchers: &Watchers,
     request: &AttachRequest,
 ) -> Result<Attachment> {
-    let about = |error: Error| error.on(request.network.as_str()).at(request.interface.as_str());
+    let about = |error: Error| error.on(&request.network).at(request.interface.as_str());
     let (net, shape) = networks.ready(&request.network).map_err(about)?;
     let pod = open_pod(request).map_err(about)?;
     host_ports::check(request, net.node.config.vxlan_port).map_err(about)?;

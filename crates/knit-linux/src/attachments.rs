@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use knit_kernel::IfName;
 use knit_kernel::link::Link;
 use knit_kernel::owner;
-use knit_runtime::{Attachment, PortMapping};
+use knit_runtime::{Attachment, NetworkName, PortMapping};
 use knit_types::sync::Locked;
 
 use crate::mark::Mark;
@@ -29,7 +29,7 @@ pub(crate) struct Attachments {
 /// What is known of one attachment.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
-    pub network: String,
+    pub network: NetworkName,
     pub mark: Mark,
     /// The ports of the node that lead to it: those that were asked for or, if an earlier runtime made it,
     /// those that were found.

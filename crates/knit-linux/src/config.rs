@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use knit_kernel::netns::NetNs;
+use knit_types::NetworkName;
 
 /// What the runtime is told about its node. All of it is about the network namespace `namespace`: in a
 /// cluster that is the machine's own, in tests and in the lab any other.
@@ -21,7 +22,7 @@ pub struct Config {
     /// The UDP port of tunnels.
     pub vxlan_port: u16,
     /// The name of the Network whose router is the node itself.
-    pub default_network: String,
+    pub default_network: NetworkName,
     /// The most connections, about, that the pods of one Network with a router of its own may have through
     /// the node at once, so that one Network leaves others room in the node's table; 0 is as many as there is
     /// room for.
@@ -34,8 +35,6 @@ pub struct Config {
 impl Config {
     /// The place of routers unless another one is given.
     pub const ROUTER_DIRECTORY: &str = "/run/knit/netns";
-    /// The name of the default Network unless another one is given.
-    pub const DEFAULT_NETWORK: &str = "default";
 
     /// The most connections of one Network through the node unless another number is given: a quarter of the
     /// kernel's own limit on a machine of some size.
@@ -50,7 +49,7 @@ impl Config {
             namespace,
             router_directory: Self::ROUTER_DIRECTORY.into(),
             vxlan_port: knit_kernel::link::Vxlan::PORT,
-            default_network: Self::DEFAULT_NETWORK.into(),
+            default_network: NetworkName::default(),
             uplink_connections: Self::UPLINK_CONNECTIONS,
             uplinks_together: 0,
         }

@@ -52,7 +52,7 @@ pub(crate) fn set_up(net: &Net, shape: &Arc<Shape>, facts: &Facts) -> Result<()>
     let found = found.into_iter().chain(tunnel::found(&handle, &links, &tunnel)?).collect();
     let difference = Difference::between(&wanted, &found);
     if !difference.is_empty() {
-        tracing::debug!(network = shape.network.name, "\n{difference}");
+        tracing::debug!(network = %shape.network.name, "\n{difference}");
     }
     difference.apply(&handle, &links).map_err(internal("update routes and neighbors"))
 }

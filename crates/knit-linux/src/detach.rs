@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use knit_kernel::link::Link;
-use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
+use knit_runtime::{Attachment, Change, InterfaceName, NetworkName, Pod, Result, SandboxId};
 use knit_types::sync::ReadWrite;
 
 use crate::attach::unmake;
@@ -75,7 +75,7 @@ pub(crate) fn of_sandbox(
 ) -> Result<Vec<(Arc<Net>, Link, Mark)>> {
     let mut found = Vec::new();
     // What is known is looked for by name; for a sandbox that is not, everything is looked through.
-    let known: Vec<(String, InterfaceName)> = {
+    let known: Vec<(NetworkName, InterfaceName)> = {
         let known = networks.attachments.known();
         let theirs = known.values().filter(|known| known.mark.sandbox == *sandbox);
         theirs.map(|known| (known.network.clone(), known.mark.interface.clone())).collect()

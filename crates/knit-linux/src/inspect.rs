@@ -93,7 +93,7 @@ pub(crate) fn check(
         return Err(Error::new(Reason::AttachmentNotFound, message));
     }
     for (net, link, mark) in found {
-        let about = |error: Error| error.on(net.name.as_str()).at(mark.interface.as_str());
+        let about = |error: Error| error.on(&net.name).at(mark.interface.as_str());
         mark.driver().inspect(&net, &link, &mark).map_err(about)?;
         inspect_pod(&net, &mark, netns).map_err(about)?;
     }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use knit_kernel::link::Link;
 use knit_nft::Element;
+use knit_types::NetworkName;
 use knit_types::sync::Locked;
 
 use crate::mark::{Mark, host_name};
@@ -34,11 +35,11 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) enum MovingSubject {
     /// A Network's own part on this node.
-    Network(String),
+    Network(NetworkName),
     /// One attachment: its host end's name and its addresses.
     Port {
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The host end.
         host: String,
         /// The pod's addresses.
@@ -73,9 +74,9 @@ pub(crate) struct InMotion {
 
 impl MovingSubject {
     /// One attachment.
-    pub fn port(network: &str, mark: &Mark) -> Self {
+    pub fn port(network: &NetworkName, mark: &Mark) -> Self {
         let host = host_name(&mark.sandbox, &mark.interface).to_string();
-        Self::Port { network: network.to_owned(), host, ips: mark.ips().collect() }
+        Self::Port { network: network.clone(), host, ips: mark.ips().collect() }
     }
 }
 
@@ -114,7 +115,7 @@ impl Drop for Moving<'_> {
 
 impl Comparing<'_> {
     /// What of a Network was being changed at any time since the comparison began.
-    pub fn in_motion(&self, network: &str) -> InMotion {
+    pub fn in_motion(&self, network: &NetworkName) -> InMotion {
         let state = self.moves.state();
         let ended = state.recent.iter().filter(|(at, _)| *at > self.since).map(|(_, subject)| subject);
         let mut motion = InMotion::default();
@@ -161,7 +162,7 @@ impl Drop for Comparing<'_> {
 }
 
 impl InMotion {
-    fn add(&mut self, of: &str, subject: &MovingSubject) {
+    fn add(&mut self, of: &NetworkName, subject: &MovingSubject) {
         match subject {
             MovingSubject::Network(network) => self.network |= network == of,
             MovingSubject::Port { network, host, ips } if network == of => self.leave_out(host, ips),
@@ -206,7 +207,7 @@ impl InMotion {
 mod tests {
     use super::*;
 
-    fn port(network: &str, host: &str) -> MovingSubject {
+    fn port(network: &'static str, host: &str) -> MovingSubject {
         MovingSubject::Port { network: network.into(), host: host.into(), ips: vec![[10, 0, 0, 1].into()] }
     }
 
@@ -219,7 +220,7 @@ mod tests {
         drop(moves.begin(port("blue", "during")));
         drop(moves.begin(port("green", "another")));
         let hosts = |comparing: &Comparing<'_>| {
-            let mut hosts: Vec<_> = comparing.in_motion("blue").hosts.into_iter().collect();
+            let mut hosts: Vec<_> = comparing.in_motion(&"blue".into()).hosts.into_iter().collect();
             hosts.sort();
             hosts
         };
@@ -229,7 +230,7 @@ mod tests {
         drop(open);
         assert_eq!(hosts(&comparing), ["during", "open"], "it moved while it was compared");
         drop(comparing);
-        assert!(moves.compare().in_motion("blue").is_none());
+        assert!(moves.compare().in_motion(&"blue".into()).is_none());
         assert!(moves.state().recent.is_empty(), "nothing is kept for nobody");
     }
 
@@ -238,8 +239,8 @@ mod tests {
         let moves = Moves::default();
         let _moving = moves.begin(MovingSubject::Network("blue".into()));
         let comparing = moves.compare();
-        assert!(comparing.in_motion("blue").network);
-        assert!(comparing.in_motion("green").is_none());
+        assert!(comparing.in_motion(&"blue".into()).network);
+        assert!(comparing.in_motion(&"green".into()).is_none());
         assert_eq!(comparing.hosts_in_motion(), None);
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use knit_kernel::IfName;
 use knit_kernel::link::{Change, Link};
 use knit_kernel::netns::{self, NetNs};
-use knit_runtime::{Error, Reason, Result};
+use knit_runtime::{Error, NetworkName, Reason, Result};
 use knit_types::sync::ReadWrite;
 
 use crate::attachments::{Attachments, Known};
@@ -33,13 +33,13 @@ pub(crate) struct Networks {
     pub attachments: Arc<Attachments>,
     /// Calls that change things, while they do: what is compared meanwhile may be half made.
     pub moves: Arc<Moves>,
-    all: RwLock<HashMap<String, Arc<Net>>>,
+    all: RwLock<HashMap<NetworkName, Arc<Net>>>,
 }
 
 /// A Network on this node.
 #[derive(Debug)]
 pub(crate) struct Net {
-    pub name: String,
+    pub name: NetworkName,
     pub home: RouterHome,
     /// Its router's namespace.
     pub space: Arc<NamespaceSockets>,
@@ -93,17 +93,17 @@ impl Networks {
     }
 
     /// Where a Network's router is.
-    pub fn home(&self, network: &str) -> RouterHome {
-        if network == self.node.config.default_network { RouterHome::Node } else { RouterHome::Own }
+    pub fn home(&self, network: &NetworkName) -> RouterHome {
+        if *network == self.node.config.default_network { RouterHome::Node } else { RouterHome::Own }
     }
 
     /// Where the namespace of a Network's router is mounted.
-    pub fn path(&self, network: &str) -> PathBuf {
-        self.node.config.router_directory.join(network)
+    pub fn path(&self, network: &NetworkName) -> PathBuf {
+        self.node.config.router_directory.join(network.as_str())
     }
 
     /// A Network that is set up, or that the kernel has from before this runtime began.
-    pub fn get(&self, network: &str) -> Result<Option<Arc<Net>>> {
+    pub fn get(&self, network: &NetworkName) -> Result<Option<Arc<Net>>> {
         let known = self.all.reading().get(network).cloned();
         if known.is_some() {
             return Ok(known);
@@ -126,14 +126,14 @@ impl Networks {
     }
 
     /// A Network that is set up, that the kernel has from before, or for which a namespace is made now.
-    pub fn ensure(&self, network: &str, driver: &'static dyn Driver) -> Result<Arc<Net>> {
+    pub fn ensure(&self, network: &NetworkName, driver: &'static dyn Driver) -> Result<Arc<Net>> {
         match self.get(network)? {
             Some(net) => Ok(net),
             None => Ok(self.adopt(network, self.make_namespace(network)?, driver)),
         }
     }
 
-    fn make_namespace(&self, network: &str) -> Result<Arc<NamespaceSockets>> {
+    fn make_namespace(&self, network: &NetworkName) -> Result<Arc<NamespaceSockets>> {
         let directory = &self.node.config.router_directory;
         NetNs::share_directory(directory).map_err(internal("share the directory of routers"))?;
         let namespace =
@@ -148,12 +148,17 @@ impl Networks {
     }
 
     /// Remembers a Network; if it is remembered already, that one.
-    fn adopt(&self, network: &str, space: Arc<NamespaceSockets>, found: &'static dyn Driver) -> Arc<Net> {
+    fn adopt(
+        &self,
+        network: &NetworkName,
+        space: Arc<NamespaceSockets>,
+        found: &'static dyn Driver,
+    ) -> Arc<Net> {
         let mut networks = self.all.writing();
         let new = || {
             self.node.senses.listen(&space);
             Arc::new(Net {
-                name: network.to_owned(),
+                name: network.clone(),
                 home: self.home(network),
                 space,
                 gate: RwLock::default(),
@@ -166,11 +171,11 @@ impl Networks {
                 found,
             })
         };
-        Arc::clone(networks.entry(network.to_owned()).or_insert_with(new))
+        Arc::clone(networks.entry(network.clone()).or_insert_with(new))
     }
 
     /// Forgets a Network.
-    pub fn forget(&self, network: &str) {
+    pub fn forget(&self, network: &NetworkName) {
         let gone = self.all.writing().remove(network);
         if let Some(net) = gone.filter(|net| net.home == RouterHome::Own) {
             self.node.senses.ignore(&net.space);
@@ -187,7 +192,8 @@ impl Networks {
     /// All Networks that the kernel has, whether set up by this runtime or before.
     pub fn all(&self) -> Result<Vec<Arc<Net>>> {
         let listed = NetNs::list(&self.node.config.router_directory).map_err(internal("list routers"))?;
-        let mut names: BTreeSet<String> = listed.into_iter().map(|(name, _)| name).collect();
+        let named = listed.into_iter().filter_map(|(name, _)| name.parse().ok());
+        let mut names: BTreeSet<NetworkName> = named.collect();
         // One whose mount somebody took away is there all the same.
         names.extend(self.all.reading().keys().cloned());
         names.remove(&self.node.config.default_network);
@@ -196,7 +202,7 @@ impl Networks {
     }
 
     /// A Network that is set up.
-    pub fn ready(&self, network: &str) -> Result<(Arc<Net>, Arc<Shape>)> {
+    pub fn ready(&self, network: &NetworkName) -> Result<(Arc<Net>, Arc<Shape>)> {
         let net = self.get(network)?;
         let ready = net.and_then(|net| net.shape().map(|shape| (net, shape)));
         ready.ok_or_else(|| {

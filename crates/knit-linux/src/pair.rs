@@ -12,7 +12,7 @@ use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::{Error, HostEnd, InterfaceName, Reason, Result, SandboxId};
 use knit_types::Family;
 
-use crate::fail::internal;
+use crate::fail::{damaged, internal};
 use crate::links::links_of;
 use crate::mark::{Mark, host_name};
 use crate::networks::Net;
@@ -184,16 +184,7 @@ pub(crate) fn inspect(net: &Net, link: &Link, mark: &Mark) -> Result<()> {
             wrong.push(format!("missing in set {}: an address of {host}", put.set.name));
         }
     }
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    let message = format!(
-        "interface {} of sandbox {} differs from what was created ({}): detach and attach it again",
-        mark.interface,
-        mark.sandbox,
-        wrong.join("; ")
-    );
-    Err(Error::new(Reason::Damaged, message))
+    damaged(mark, &wrong)
 }
 
 /// The other end of an attachment's interface.

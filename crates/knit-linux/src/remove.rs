@@ -1,6 +1,6 @@
 //! Taking a Network away from this node.
 
-use knit_runtime::{Error, Reason, Result};
+use knit_runtime::{Error, NetworkName, Reason, Result};
 use knit_types::sync::ReadWrite;
 
 use crate::moves::MovingSubject;
@@ -9,7 +9,7 @@ use crate::shape::RouterHome;
 use crate::strays;
 
 /// Takes away what setting a Network up made. One that is not there is fine.
-pub(crate) fn remove_network(networks: &Networks, name: &str) -> Result<()> {
+pub(crate) fn remove_network(networks: &Networks, name: &NetworkName) -> Result<()> {
     let Some(net) = networks.get(name)? else {
         // Its namespace may have gone without us, which took the rest along.
         return strays::sweep_left(networks);

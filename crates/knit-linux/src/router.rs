@@ -14,7 +14,7 @@ use knit_kernel::op::Object;
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_nft::{Element, IfName as NftName, Set, TableState};
 use knit_runtime::{Error, Reason, Result};
-use knit_types::Family;
+use knit_types::{Family, NetworkName};
 
 use crate::default_router;
 use crate::fail::internal;
@@ -422,12 +422,12 @@ fn local_route(uplink: &IfName, place: UplinkSlot, address: IpAddr) -> Entry {
 }
 
 /// Brings what is on these links to what is wanted.
-fn settle(handle: &Handle, links: &Links, wanted: &BTreeSet<Entry>, network: &str) -> Result<()> {
+fn settle(handle: &Handle, links: &Links, wanted: &BTreeSet<Entry>, network: &NetworkName) -> Result<()> {
     let mut there = found(handle, links).map_err(internal("read routes and neighbors"))?;
     there.extend(found_on_own(handle, links).map_err(internal("read addresses and forwarding entries"))?);
     let difference = Difference::between(wanted, &there);
     if !difference.is_empty() {
-        tracing::debug!(network, "\n{difference}");
+        tracing::debug!(%network, "\n{difference}");
     }
     difference.apply(handle, links).map_err(internal("update addresses, routes and neighbors"))
 }

@@ -10,7 +10,7 @@ use futures::stream;
 use knit_runtime::routers::Routers;
 use knit_runtime::{
     AttachRequest, Attachment, Change, Changes, Disturbance, Error, Info, InterfaceName, Network,
-    NetworkUsage, Pod, Reason, Result, Runtime, SandboxId, Status, Survey, feature,
+    NetworkName, NetworkUsage, Pod, Reason, Result, Runtime, SandboxId, Status, Survey, feature,
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_stream::wrappers::BroadcastStream;
@@ -105,7 +105,7 @@ impl Runtime for LinuxRuntime {
         self.blocking(move |networks, _| setup_network(networks, &network)).await
     }
 
-    async fn remove_network(&self, name: &str) -> Result<()> {
+    async fn remove_network(&self, name: &NetworkName) -> Result<()> {
         let name = name.to_owned();
         self.blocking(move |networks, _| remove_network(networks, &name)).await
     }

@@ -25,7 +25,7 @@ const LIST_ATTEMPTS: usize = 5;
 pub(crate) fn setup_network(networks: &Networks, network: &Network) -> Result<()> {
     let node = &networks.node;
     let _moving = networks.moves.begin(MovingSubject::Network(network.name.clone()));
-    let about = |error: Error| error.on(network.name.as_str());
+    let about = |error: Error| error.on(&network.name);
     node.room.make(&node.space);
     strays::sweep(networks);
     let home = networks.home(&network.name);
@@ -36,7 +36,7 @@ pub(crate) fn setup_network(networks: &Networks, network: &Network) -> Result<()
     let (shape, facts) = worked_out.map_err(|error| {
         if let Err(error) = hold_closed(networks, network, driver) {
             let error = chain(&error);
-            tracing::error!(network = network.name, error, "cannot keep the rules of a Network in force");
+            tracing::error!(network = %network.name, error, "cannot keep the rules of a Network in force");
         }
         about(error)
     })?;

@@ -94,7 +94,7 @@ enum PathWish {
 impl Shape {
     /// Works a Network out, or says what cannot work.
     pub fn of(network: &Network, facts: &Facts, home: RouterHome) -> Result<Self> {
-        let fail = |message: String| Error::new(Reason::Invalid, message).on(network.name.as_str());
+        let fail = |message: String| Error::new(Reason::Invalid, message).on(&network.name);
         check_subnets(network).map_err(fail)?;
         topology::of(network.topology).check(network, home).map_err(fail)?;
         let wish = PathWish::of(network, home).map_err(fail)?;

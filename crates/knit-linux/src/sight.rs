@@ -6,6 +6,7 @@ use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
 use knit_nft::Family;
 use knit_runtime::{Damage, Result};
+use knit_types::NetworkName;
 
 use crate::fail::internal;
 use crate::links::{WantedLink, marked};
@@ -31,7 +32,7 @@ pub(crate) struct NamespaceSight {
     /// How often others had changed them before they were read.
     changed: u64,
     /// The host ends of Networks that were looked at, here and in their routers.
-    pub seen: HashMap<String, Vec<(Link, Mark)>>,
+    pub seen: HashMap<NetworkName, Vec<(Link, Mark)>>,
 }
 
 /// What is wrong with one Network.

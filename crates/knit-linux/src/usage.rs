@@ -36,7 +36,7 @@ pub(crate) fn usage(networks: &Networks) -> Result<Vec<NetworkUsage>> {
                 });
             }
             // Its router is going, or was taken away: others' numbers do not wait for that.
-            Err(error) => tracing::debug!(network = net.name, error = chain(&error), "not known"),
+            Err(error) => tracing::debug!(network = %net.name, error = chain(&error), "not known"),
         }
     }
     Ok(all)

@@ -327,10 +327,10 @@ fn a_network_goes_when_nobody_uses_it() {
         run(async {
             let cluster = Cluster::new();
             let network = default_network();
-            cluster.a.runtime.remove_network("default").await.expect("nothing there is fine");
+            cluster.a.runtime.remove_network(&"default".into()).await.expect("nothing there is fine");
             cluster.a.setup(&network).await;
             let pod = cluster.a.pod(&network, "one", &["10.244.1.5", "fd44::1:5"]).await;
-            let error = cluster.a.runtime.remove_network("default").await.expect_err("in use");
+            let error = cluster.a.runtime.remove_network(&"default".into()).await.expect_err("in use");
             assert_eq!(error.reason, Reason::InUse, "{error}");
             let status = cluster.a.runtime.status().await.expect("a status");
             assert!(
@@ -338,7 +338,7 @@ fn a_network_goes_when_nobody_uses_it() {
                 "{status:?}"
             );
             cluster.a.runtime.detach(&pod.pod, None).await.expect("detached");
-            cluster.a.runtime.remove_network("default").await.expect("removed");
+            cluster.a.runtime.remove_network(&"default".into()).await.expect("removed");
             assert_eq!((ours(&cluster.a), tables(&cluster.a)), (Vec::new(), Vec::new()));
         });
     });

@@ -115,11 +115,11 @@ fn a_router_goes_with_its_network() {
             let before = (ours(&cluster.a), tables(&cluster.a));
             cluster.a.setup(&blue(&cluster.a)).await;
             let pod = cluster.a.pod(&blue(&cluster.a), "one", &["10.77.0.18", "fd77::12"]).await;
-            let error = cluster.a.runtime.remove_network("blue").await.expect_err("in use");
+            let error = cluster.a.runtime.remove_network(&"blue".into()).await.expect_err("in use");
             assert_eq!(error.reason, Reason::InUse);
             cluster.a.runtime.detach(&pod.pod, None).await.expect("detached");
-            cluster.a.runtime.remove_network("blue").await.expect("removed");
-            cluster.a.runtime.remove_network("blue").await.expect("removed twice");
+            cluster.a.runtime.remove_network(&"blue".into()).await.expect("removed");
+            cluster.a.runtime.remove_network(&"blue".into()).await.expect("removed twice");
             assert_eq!((ours(&cluster.a), tables(&cluster.a)), before);
             assert!(!cluster.a.routers.join("blue").exists());
             let error =
@@ -314,7 +314,7 @@ fn a_network_that_was_removed_while_its_namespace_was_gone_left_its_rules_for_go
             eventually("the router's links are gone", SOON, gone);
             cluster.a.restart();
             cluster.a.setup(&default_network()).await;
-            cluster.a.runtime.remove_network("blue").await.expect("removed");
+            cluster.a.runtime.remove_network(&"blue".into()).await.expect("removed");
             assert_eq!(elements_of(&cluster.a, 2), Vec::<String>::new());
             assert!(!elements_of(&cluster.a, 3).is_empty(), "another Network that is not set up yet");
         });

@@ -16,7 +16,9 @@ use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{as_stranger, eventually, in_namespaces};
 use knit_kernel::{Handle, Mac, Mtu, Op, owner};
 use knit_nft::{Element, Family, IfName, L4Proto, Nftables, Port, TableId, Transaction, Vni};
-use knit_runtime::{Network, NotKnown, PortMapping, Protocol, Reason, Runtime, Survey, Topology};
+use knit_runtime::{
+    Network, NetworkName, NotKnown, PortMapping, Protocol, Reason, Runtime, Survey, Topology,
+};
 use support::{
     Cluster, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, net, run, udp, udp_via,
 };

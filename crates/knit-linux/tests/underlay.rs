@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter};
-use knit_kernel::link::{Bridge, Change, Macvlan, MacvlanMode, NewLink, Peer};
+use knit_kernel::link::{Change, Macvlan, MacvlanMode, NewLink};
 use knit_kernel::netns::NetNs;
 use knit_kernel::packet::frame::{self, Heard, Word};
 use knit_kernel::packet::{EtherType, PacketSocket};
@@ -15,62 +15,10 @@ use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
 use knit_kernel::{Handle, Mac, Op, owner};
 use knit_runtime::{
-    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayKind,
-    UnderlayMode,
+    AttachRequest, Network, NetworkName, Reason, Runtime, Underlay, UnderlayKind, UnderlayMode,
 };
-use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
-
-/// A cluster whose nodes have a link `eth1` on a segment of its own, with a host on it that is nobody's pod.
-struct Lan {
-    cluster: Cluster,
-    bridge: NetNs,
-    host: NetNs,
-}
-
-impl Lan {
-    fn new() -> Self {
-        let cluster = Cluster::new();
-        let (bridge, host) = (namespace(), namespace());
-        let mut wire = NewLink::bridge(name("lan"), Bridge::default());
-        wire.up = true;
-        Handle::open(&bridge).expect("a handle").create_link(&wire).expect("the segment");
-        let lan = Self { cluster, bridge, host };
-        lan.plug(&lan.cluster.a.space, "a");
-        lan.plug(&lan.cluster.b.space, "b");
-        lan.plug(&lan.host, "host");
-        let host = Handle::open(&lan.host).expect("a handle");
-        let eth1 = host.index_of(&name("eth1")).expect("eth1");
-        let addresses = ["10.9.0.200/24", "fd09::200/64"].map(|text| LinkAddress::new(eth1, net(text)));
-        host.apply(&addresses.map(Op::create)).expect("addresses of the host");
-        lan
-    }
-
-    /// Joins a namespace to the segment by a link `eth1`.
-    fn plug(&self, space: &NetNs, port: &str) {
-        let handle = Handle::open(&self.bridge).expect("a handle");
-        let mut link = NewLink::veth(name(port), Peer::new(name("eth1"), space));
-        link.master = Some(handle.index_of(&name("lan")).expect("the segment"));
-        link.up = true;
-        handle.create_link(&link).expect("a port of the segment");
-        let up = Change::named(name("eth1")).up();
-        Handle::open(space).expect("a handle").apply(&[up.into()]).expect("eth1 up");
-        has_carrier(space);
-    }
-
-    /// Takes the link of a node off the segment.
-    fn unplug(&self, port: &str) {
-        let handle = Handle::open(&self.bridge).expect("a handle");
-        let index = handle.index_of(&name(port)).expect("a port");
-        handle.delete_link(index).expect("deleted");
-    }
-}
-
-fn has_carrier(space: &NetNs) {
-    let handle = Handle::open(space).expect("a handle");
-    let carrier =
-        || handle.link_by_name(&name("eth1")).is_ok_and(|link| link.is_some_and(|link| link.carrier));
-    eventually("eth1 has a carrier", SOON, carrier);
-}
+use support::segment::{Lan, beside, give, has_carrier, on_segment, pod, talks};
+use support::{NEVER, SOON, Talk, TestPod, ip, name, net, run, udp};
 
 fn on(parent: &str, mode: UnderlayMode) -> Underlay {
     let kind = UnderlayKind::Macvlan;
@@ -93,61 +41,17 @@ fn patient(network: Network) -> Network {
     asking(network, SOON)
 }
 
-fn on_lan(name: &str, id: u32, mode: UnderlayMode) -> Network {
-    Network {
-        name: name.into(),
-        id: NetworkId::new(id).expect("an id"),
-        topology: Topology::Underlay,
-        subnets: vec![
-            Subnet { cidr: net("10.9.0.0/24"), gateway: None },
-            Subnet { cidr: net("fd09::/64"), gateway: None },
-        ],
-        mtu: None,
-        primary: false,
-        outside: false,
-        not_outside: Vec::new(),
-        cluster_service_ips: Vec::new(),
-        routes: Vec::new(),
-        blocks: vec![
-            block("a", 1, "10.9.0.16/28", "fd09::10/124"),
-            block("b", 2, "10.9.0.32/28", "fd09::20/124"),
-        ],
-        router_addresses: Vec::new(),
-        announced: Vec::new(),
-        underlay: Some(on("eth1", mode)),
-        parameters: serde_json::Map::new(),
-    }
+fn on_lan(name: &'static str, id: u32, mode: UnderlayMode) -> Network {
+    on_segment(name, id, on("eth1", mode))
 }
 
 fn lan() -> Network {
     on_lan("lan", 7, UnderlayMode::Bridge)
 }
 
-/// A request for an interface beside others: no default route.
-fn beside(pod: &TestPod, network: &Network, interface: &str, addresses: &[&str]) -> AttachRequest {
-    AttachRequest {
-        interface: interface.parse().expect("a name"),
-        default_route: false,
-        ..pod.request(network, addresses)
-    }
-}
-
-async fn pod(node: &Node, network: &Network, sandbox: &str, addresses: &[&str]) -> TestPod {
-    let pod = TestPod::new(sandbox);
-    let request = beside(&pod, network, "net1", addresses);
-    pod.attached(node, request).await
-}
-
-fn talks(from: &NetNs, to: &NetNs, address: &str) {
-    let talk = udp(from, to, ip(address), 7000, SOON);
-    assert!(matches!(talk, Talk::From(_)), "to {address}: {talk:?}");
-}
-
 /// The host of the segment gets another address.
 fn also_has(space: &NetNs, address: &str) {
-    let handle = Handle::open(space).expect("a handle");
-    let eth1 = handle.index_of(&name("eth1")).expect("eth1");
-    handle.apply(&[Op::create(LinkAddress::new(eth1, net(address)))]).expect("an address");
+    give(space, "eth1", [address]);
 }
 
 fn no_longer_has(space: &NetNs, address: &str) {
@@ -237,14 +141,14 @@ fn pods_of_two_nodes_and_a_host_of_the_segment_talk() {
             let survey = a.runtime.survey().await.expect("a survey");
             assert!(survey.networks.is_empty() && survey.attachments.is_empty(), "{survey:?}");
             a.runtime.check(&one.pod, Some(&one.path), None).await.expect("as it was made");
-            let error = a.runtime.remove_network("lan").await.expect_err("in use");
+            let error = a.runtime.remove_network(&"lan".into()).await.expect_err("in use");
             assert_eq!(error.reason, Reason::InUse);
             for pod in [&one, &two] {
                 a.runtime.detach(&pod.pod, None).await.expect("detached");
                 a.runtime.detach(&pod.pod, None).await.expect("detached already");
                 assert!(children(&pod.space).is_empty());
             }
-            a.runtime.remove_network("lan").await.expect("removed");
+            a.runtime.remove_network(&"lan".into()).await.expect("removed");
             assert!(!a.routers.join("lan").exists());
         });
     });
@@ -283,7 +187,7 @@ fn two_networks_on_one_parent_keep_their_attachments_apart() {
                     a.setup(&lan()).await;
                     a.setup(&other).await;
                 }
-                let mut list: Vec<(String, String)> = a
+                let mut list: Vec<(NetworkName, String)> = a
                     .runtime
                     .list(None)
                     .await
@@ -297,7 +201,7 @@ fn two_networks_on_one_parent_keep_their_attachments_apart() {
             }
             a.runtime.detach(&one.pod, Some(&"net1".parse().expect("a name"))).await.expect("detached");
             assert_eq!(children(&one.space), ["net2"]);
-            a.runtime.remove_network("lan").await.expect("nobody is on it");
+            a.runtime.remove_network(&"lan".into()).await.expect("nobody is on it");
             talks(&one.space, &lan_.host, "10.9.0.200");
         });
     });
@@ -405,7 +309,7 @@ fn a_parent_that_goes_is_told_and_its_pods_come_back_with_it() {
             let survey = a.runtime.survey().await.expect("a survey");
             assert!(survey.networks.contains_key("lan") && survey.attachments.is_empty(), "{survey:?}");
             a.handle().apply(&[Change::named(name("eth1")).up().into()]).expect("up");
-            has_carrier(&a.space);
+            has_carrier(&a.space, "eth1");
             a.setup(&lan()).await;
             talks(&one.space, &lan_.host, "10.9.0.200");
         });

@@ -5,70 +5,36 @@ mod support;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::{Bridge, Change, Link, NewLink, Peer, PortFlags};
 use knit_kernel::netns::NetNs;
 use knit_kernel::route::Route;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
-use knit_kernel::testing::{eventually, in_namespaces, namespace};
+use knit_kernel::testing::{eventually, in_namespaces};
 use knit_kernel::{Handle, Op, owner};
-use knit_runtime::{
-    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayKind,
-    UnderlayMode,
-};
-use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
+use knit_runtime::{Network, NetworkName, Reason, Runtime, Underlay, UnderlayKind, UnderlayMode};
+use support::segment::{Lan, beside, give, has_carrier, on_segment, pod, talks};
+use support::{NEVER, Node, SOON, Talk, TestPod, ip, name, net, run, udp};
 
-/// A cluster whose nodes have a bridge `br1` with an address, and with a port on a segment of its own that a
-/// host is on, too.
-struct Lan {
-    cluster: Cluster,
-    host: NetNs,
-    _segment: NetNs,
+/// A cluster whose nodes have a bridge `br1` with an address, and with a port on the segment.
+fn bridged() -> Lan {
+    let lan = Lan::new();
+    bridge(&lan.cluster.a, ["10.9.0.1/24", "fd09::1/64"]);
+    bridge(&lan.cluster.b, ["10.9.0.2/24", "fd09::2/64"]);
+    lan
 }
 
-impl Lan {
-    fn new() -> Self {
-        let cluster = Cluster::new();
-        let (segment, host) = (namespace(), namespace());
-        let mut wire = NewLink::bridge(name("lan"), Bridge::default());
-        wire.up = true;
-        let handle = Handle::open(&segment).expect("a handle");
-        let wire = handle.create_link(&wire).expect("the segment").index;
-        for (space, port) in [(&cluster.a.space, "a"), (&cluster.b.space, "b"), (&host, "host")] {
-            let mut link = NewLink::veth(name(port), Peer::new(name("eth1"), space));
-            (link.master, link.up) = (Some(wire), true);
-            handle.create_link(&link).expect("a port of the segment");
-            let up = Change::named(name("eth1")).up();
-            Handle::open(space).expect("a handle").apply(&[up.into()]).expect("eth1 up");
-        }
-        let lan = Self { cluster, host, _segment: segment };
-        has(&lan.host, "eth1", ["10.9.0.200/24", "fd09::200/64"]);
-        lan.bridge(&lan.cluster.a, ["10.9.0.1/24", "fd09::1/64"]);
-        lan.bridge(&lan.cluster.b, ["10.9.0.2/24", "fd09::2/64"]);
-        lan
-    }
-
-    /// Gives a node its bridge.
-    fn bridge(&self, node: &Node, addresses: [&str; 2]) {
-        let handle = node.handle();
-        let mut bridge = NewLink::bridge(name("br1"), Bridge::default());
-        // It is not Knit's.
-        (bridge.up, bridge.group) = (true, 0);
-        let index = handle.create_link(&bridge).expect("a bridge").index;
-        let port = Change { master: Some(Some(index)), ..Change::named(name("eth1")) };
-        handle.apply(&[port.into()]).expect("eth1 is its port");
-        has(&node.space, "br1", addresses);
-        let carrier = || link(&node.space, "br1").is_some_and(|link| link.carrier);
-        eventually("br1 has a carrier", SOON, carrier);
-    }
-}
-
-fn has(space: &NetNs, link: &str, addresses: [&str; 2]) {
-    let handle = Handle::open(space).expect("a handle");
-    let index = handle.index_of(&name(link)).expect("the link");
-    let ops = addresses.map(|text| Op::create(LinkAddress::new(index, net(text))));
-    handle.apply(&ops).expect("addresses");
+/// Gives a node its bridge.
+fn bridge(node: &Node, addresses: [&str; 2]) {
+    let handle = node.handle();
+    let mut bridge = NewLink::bridge(name("br1"), Bridge::default());
+    // It is not Knit's.
+    (bridge.up, bridge.group) = (true, 0);
+    let index = handle.create_link(&bridge).expect("a bridge").index;
+    let port = Change { master: Some(Some(index)), ..Change::named(name("eth1")) };
+    handle.apply(&[port.into()]).expect("eth1 is its port");
+    give(&node.space, "br1", addresses);
+    has_carrier(&node.space, "br1");
 }
 
 fn link(space: &NetNs, link: &str) -> Option<Link> {
@@ -83,34 +49,13 @@ fn ours(node: &Node) -> Vec<String> {
 }
 
 fn on_bridge(mode: UnderlayMode, patience: u64) -> Network {
-    Network {
-        name: "lan".into(),
-        id: NetworkId::new(7).expect("an id"),
-        topology: Topology::Underlay,
-        subnets: vec![
-            Subnet { cidr: net("10.9.0.0/24"), gateway: None },
-            Subnet { cidr: net("fd09::/64"), gateway: None },
-        ],
-        mtu: None,
-        primary: false,
-        outside: false,
-        not_outside: Vec::new(),
-        cluster_service_ips: Vec::new(),
-        routes: Vec::new(),
-        blocks: vec![
-            block("a", 1, "10.9.0.16/28", "fd09::10/124"),
-            block("b", 2, "10.9.0.32/28", "fd09::20/124"),
-        ],
-        router_addresses: Vec::new(),
-        announced: Vec::new(),
-        underlay: Some(Underlay {
-            parent: "br1".into(),
-            mode,
-            kind: UnderlayKind::Bridge,
-            duplicate_check: Duration::from_millis(patience),
-        }),
-        parameters: serde_json::Map::new(),
-    }
+    let underlay = Underlay {
+        parent: "br1".into(),
+        mode,
+        kind: UnderlayKind::Bridge,
+        duplicate_check: Duration::from_millis(patience),
+    };
+    on_segment("lan", 7, underlay)
 }
 
 fn lan() -> Network {
@@ -121,31 +66,11 @@ const ONE: [&str; 2] = ["10.9.0.18", "fd09::12"];
 const TWO: [&str; 2] = ["10.9.0.19", "fd09::13"];
 const THREE: [&str; 2] = ["10.9.0.34", "fd09::22"];
 
-fn beside(pod: &TestPod, network: &Network, addresses: &[&str]) -> AttachRequest {
-    AttachRequest {
-        interface: "net1".parse().expect("a name"),
-        default_route: false,
-        ..pod.request(network, addresses)
-    }
-}
-
-async fn pod(node: &Node, network: &Network, sandbox: &str, addresses: &[&str]) -> TestPod {
-    let pod = TestPod::new(sandbox);
-    let request = beside(&pod, network, addresses);
-    pod.attached(node, request).await
-}
-
-#[track_caller]
-fn talks(from: &NetNs, to: &NetNs, address: &str) {
-    let talk = udp(from, to, ip(address), 7000, SOON);
-    assert!(matches!(talk, Talk::From(_)), "to {address}: {talk:?}");
-}
-
 #[test]
 fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let (a, b) = (&lan_.cluster.a, &lan_.cluster.b);
             // The rules of the default Network are in the same namespace as the bridge. Some distributions
             // have bridged packets pass those of IP.
@@ -182,10 +107,10 @@ fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
             assert_eq!((port.index, port.master), (made.host.index, Some(before.index)));
             assert_eq!((made.host.netns_inode, made.mtu), (a.space.id().ino, 1500));
             assert_eq!(made.host.netns_path, None, "it is in the node's own namespace");
-            let request = beside(&one, &lan(), &ONE);
+            let request = beside(&one, &lan(), "net1", &ONE);
             assert_eq!(a.runtime.attach(&request).await.expect("there already"), *made);
             // The default Network does not take them for its own.
-            let mut listed: Vec<(String, String)> = a
+            let mut listed: Vec<(NetworkName, String)> = a
                 .runtime
                 .list(None)
                 .await
@@ -195,7 +120,7 @@ fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
                 .collect();
             listed.sort();
             let wanted = [("default", "first"), ("lan", "one"), ("lan", "two")];
-            assert_eq!(listed, wanted.map(|(network, pod)| (network.to_owned(), pod.to_owned())));
+            assert_eq!(listed, wanted.map(|(network, pod)| (network.into(), pod.to_owned())));
             let survey = a.runtime.survey().await.expect("a survey");
             assert!(survey.networks.is_empty() && survey.attachments.is_empty(), "{survey:?}");
             a.setup(&support::default_network()).await;
@@ -207,7 +132,7 @@ fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
                 assert_eq!(link(&pod.space, "net1"), None);
             }
             assert_eq!(ours(a), [first.attachments[0].host.name.clone()]);
-            a.runtime.remove_network("lan").await.expect("removed");
+            a.runtime.remove_network(&"lan".into()).await.expect("removed");
             let after = link(&a.space, "br1").expect("br1");
             assert_eq!((after.mac, after.mtu), (before.mac, before.mtu));
         });
@@ -218,7 +143,7 @@ fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
 fn pods_of_one_node_do_not_reach_each_other_by_a_bridge_in_private_mode() {
     in_namespaces(|| {
         run(async {
-            let lan = Lan::new();
+            let lan = bridged();
             let (a, private) = (&lan.cluster.a, on_bridge(UnderlayMode::Private, 0));
             a.setup(&private).await;
             let one = pod(a, &private, "one", &ONE).await;
@@ -235,7 +160,7 @@ fn pods_of_one_node_do_not_reach_each_other_by_a_bridge_in_private_mode() {
 fn a_networks_smaller_mtu_is_its_pods_and_not_the_bridges() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let a = &lan_.cluster.a;
             a.setup(&Network { mtu: Some(1400), ..lan() }).await;
             let one = pod(a, &lan(), "one", &ONE).await;
@@ -250,7 +175,7 @@ fn a_networks_smaller_mtu_is_its_pods_and_not_the_bridges() {
 fn what_is_no_bridge_is_refused() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let a = &lan_.cluster.a;
             let up = Change::named(name("eth1")).up();
             let alone = Change { master: Some(None), ..up };
@@ -269,7 +194,7 @@ fn what_is_no_bridge_is_refused() {
 fn a_port_that_was_taken_off_its_bridge_is_put_back() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let a = &lan_.cluster.a;
             a.setup(&lan()).await;
             let one = pod(a, &lan(), "one", &ONE).await;
@@ -313,7 +238,7 @@ fn a_port_that_was_taken_off_its_bridge_is_put_back() {
                 }
                 let survey = a.runtime.survey().await.expect("a survey");
                 assert_eq!(survey.attachments.len(), 1, "{what}: {survey:?}");
-                a.runtime.attach(&beside(&one, &lan(), &ONE)).await.expect(what);
+                a.runtime.attach(&beside(&one, &lan(), "net1", &ONE)).await.expect(what);
                 assert_eq!(ours(a), std::slice::from_ref(&host), "{what}");
                 talks(&one.space, &lan_.host, "10.9.0.200");
             }
@@ -325,7 +250,7 @@ fn a_port_that_was_taken_off_its_bridge_is_put_back() {
 fn a_bridge_that_goes_is_told_and_gets_its_ports_back_when_it_returns() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let a = &lan_.cluster.a;
             a.setup(&support::default_network()).await;
             a.setup(&lan()).await;
@@ -339,7 +264,7 @@ fn a_bridge_that_goes_is_told_and_gets_its_ports_back_when_it_returns() {
             assert!(survey.attachments.is_empty(), "the pod has its interface still: {survey:?}");
             for error in [
                 a.runtime.setup_network(&lan()).await.expect_err("no bridge"),
-                a.runtime.attach(&beside(&two, &lan(), &TWO)).await.expect_err("no bridge"),
+                a.runtime.attach(&beside(&two, &lan(), "net1", &TWO)).await.expect_err("no bridge"),
             ] {
                 assert_eq!(error.reason, Reason::NotReady, "{error}");
             }
@@ -352,7 +277,7 @@ fn a_bridge_that_goes_is_told_and_gets_its_ports_back_when_it_returns() {
                 let talk = udp(&one.space, &a.space, net(node).addr(), 7000, NEVER);
                 assert_eq!(talk, Talk::Silence, "{node}");
             }
-            lan_.bridge(a, ["10.9.0.1/24", "fd09::1/64"]);
+            bridge(a, ["10.9.0.1/24", "fd09::1/64"]);
             let survey = a.runtime.survey().await.expect("a survey");
             assert!(survey.networks.contains_key("lan"), "{survey:?}");
             a.setup(&lan()).await;
@@ -375,12 +300,12 @@ fn half(node: &Node, pod: &TestPod, host: &str, alias: Option<String>) {
 fn a_runtime_killed_between_two_steps_leaves_nothing_of_a_pair_that_is_not_found() {
     in_namespaces(|| {
         run(async {
-            let mut lan_ = Lan::new();
+            let mut lan_ = bridged();
             let a = &mut lan_.cluster.a;
             a.setup(&support::default_network()).await;
             a.setup(&lan()).await;
             let one = pod(a, &lan(), "one", &ONE).await;
-            let request = beside(&one, &lan(), &ONE);
+            let request = beside(&one, &lan(), "net1", &ONE);
             let host = one.attachments[0].host.name.clone();
             let alias = link(&a.space, &host).expect("the host end").alias;
             assert_eq!(alias, Some(format!("knit:underlay 7 {host}")));
@@ -420,7 +345,7 @@ fn a_runtime_killed_between_two_steps_leaves_nothing_of_a_pair_that_is_not_found
 fn nothing_is_left_on_the_node_of_a_pod_whose_namespace_is_gone() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let a = &lan_.cluster.a;
             a.setup(&lan()).await;
             let TestPod { space, path, pod: who, .. } = pod(a, &lan(), "one", &ONE).await;
@@ -438,7 +363,7 @@ fn nothing_is_left_on_the_node_of_a_pod_whose_namespace_is_gone() {
 fn what_is_damaged_in_a_pod_on_a_bridge_is_found_and_put_right() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let a = &lan_.cluster.a;
             a.setup(&lan()).await;
             let one = pod(a, &lan(), "one", &ONE).await;
@@ -456,7 +381,10 @@ fn what_is_damaged_in_a_pod_on_a_bridge_is_found_and_put_right() {
                 damage();
                 let survey = a.runtime.survey().await.expect("a survey");
                 assert_eq!(survey.attachments.len(), 1, "{what}: {survey:?}");
-                a.runtime.attach(&beside(&one, &lan(), &ONE)).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+                a.runtime
+                    .attach(&beside(&one, &lan(), "net1", &ONE))
+                    .await
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
                 assert_eq!(ours(a).len(), 1, "{what}");
                 let survey = a.runtime.survey().await.expect("a survey");
                 assert!(survey.attachments.is_empty(), "{what}: {survey:?}");
@@ -470,7 +398,7 @@ fn what_is_damaged_in_a_pod_on_a_bridge_is_found_and_put_right() {
 fn a_pod_on_a_bridge_got_an_address_that_another_host_had() {
     in_namespaces(|| {
         run(async {
-            let lan_ = Lan::new();
+            let lan_ = bridged();
             let a = &lan_.cluster.a;
             // Until somebody answers, however slow the machine is.
             let network = on_bridge(UnderlayMode::Bridge, 60_000);
@@ -484,13 +412,14 @@ fn a_pod_on_a_bridge_got_an_address_that_another_host_had() {
             ] {
                 let taken: IpAddr = ip(address);
                 let both = if taken.is_ipv4() { [address, ONE[1]] } else { [ONE[0], address] };
-                let error = a.runtime.attach(&beside(&one, &network, &both)).await.expect_err(address);
+                let error =
+                    a.runtime.attach(&beside(&one, &network, "net1", &both)).await.expect_err(address);
                 assert_eq!(error.reason, Reason::AddressInUse, "{address}: {error}");
                 assert!(error.to_string().contains(owner), "{address}: {error}");
                 assert_eq!((ours(a), link(&one.space, "net1")), (Vec::new(), None), "{address}");
             }
             a.setup(&lan()).await;
-            let request = beside(&one, &lan(), &ONE);
+            let request = beside(&one, &lan(), "net1", &ONE);
             let one = one.attached(a, request).await;
             talks(&lan_.host, &one.space, ONE[0]);
         });

@@ -5,6 +5,7 @@ use std::fmt;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use knit_api::AddressBlockSpec;
 use knit_ipam::{Block, BlockError};
+use knit_types::{InvalidNetworkName, NetworkName};
 
 /// An AddressBlock that can be used. What its node gives out of it is [`Self::block`]; its ranges may be
 /// larger, and are the node's all the same.
@@ -26,6 +27,9 @@ pub enum AddressBlockError {
         /// As it was written.
         text: String,
     },
+    /// The Network's name.
+    #[error("spec.network does not name a Network: delete this AddressBlock")]
+    Network(#[source] InvalidNetworkName),
     /// Ranges that make no block.
     #[error("its ranges cannot be used")]
     Block(#[source] BlockError),
@@ -38,8 +42,9 @@ impl AddressBlock {
     /// When one of its ranges cannot be read, or there is none.
     pub fn of(spec: &AddressBlockSpec) -> Result<Self, AddressBlockError> {
         let (ipv4, ipv6) = (range("ipv4", spec.ipv4.as_deref())?, range("ipv6", spec.ipv6.as_deref())?);
-        let block = Block::from_ranges(spec.network.as_str(), spec.node.as_str(), ipv4, ipv6)
-            .map_err(AddressBlockError::Block)?;
+        let network = NetworkName::new(&spec.network).map_err(AddressBlockError::Network)?;
+        let block =
+            Block::from_ranges(network, spec.node.as_str(), ipv4, ipv6).map_err(AddressBlockError::Block)?;
         Ok(Self { block, ipv4, ipv6 })
     }
 
@@ -51,7 +56,7 @@ impl AddressBlock {
 
     /// The Network's name.
     #[must_use]
-    pub fn network(&self) -> &str {
+    pub fn network(&self) -> &NetworkName {
         self.block.network()
     }
 
@@ -82,7 +87,7 @@ impl AddressBlock {
     #[must_use]
     pub fn spec(&self) -> AddressBlockSpec {
         AddressBlockSpec {
-            network: self.network().to_owned(),
+            network: self.network().to_string(),
             node: self.node().to_owned(),
             ipv4: self.ipv4.map(|range| range.to_string()),
             ipv6: self.ipv6.map(|range| range.to_string()),
@@ -133,6 +138,8 @@ mod tests {
             "spec.ipv6: \"10.0.0.0/8\" is not a valid CIDR: delete this AddressBlock"
         );
         AddressBlock::of(&spec(None, None)).expect_err("without ranges");
+        let nowhere = AddressBlockSpec { network: "Blue!".into(), ..spec(Some("10.244.1.0/24"), None) };
+        AddressBlock::of(&nowhere).expect_err("of a Network that cannot be");
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use knit_types::NetworkName;
 use kube::core::SelectorExt;
 
 use crate::selector::{NamespaceSelector, SelectorError};
@@ -22,11 +23,11 @@ pub enum Claim<'a> {
     /// No Network selects it: it has the default one.
     Nobody,
     /// The oldest Network that selects it.
-    Of(&'a str),
+    Of(&'a NetworkName),
     /// A Network whose selector cannot be read may have meant it.
     Unknown {
         /// That Network.
-        network: &'a str,
+        network: &'a NetworkName,
         /// What is wrong with its selector.
         problem: &'a SelectorError,
     },
@@ -48,7 +49,7 @@ impl Claims {
 
     /// The Networks that select a namespace, the oldest first: it has the namespace, so that what worked goes
     /// on working when somebody adds a Network.
-    pub fn selecting<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a str> {
+    pub fn selecting<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a NetworkName> {
         let selects = |network: &&Arc<Network>| {
             network.primary_for().is_some_and(|selector| selector.selects(labels) == Ok(true))
         };
@@ -80,7 +81,7 @@ impl Claims {
     }
 
     /// Networks whose selector cannot be read, and what is wrong with it.
-    pub fn unreadable(&self) -> impl Iterator<Item = (&str, &SelectorError)> {
+    pub fn unreadable(&self) -> impl Iterator<Item = (&NetworkName, &SelectorError)> {
         self.unreadable.iter().filter_map(|network| match network.primary_for() {
             Some(NamespaceSelector::Unreadable { error, .. }) => Some((network.name(), error)),
             _ => None,
@@ -105,7 +106,7 @@ mod tests {
             "status": {"conditions": if refused { vec![condition] } else { Vec::new() }},
         });
         let network: knit_api::Network = serde_json::from_value(network).expect("a Network");
-        Arc::new(network.into())
+        Arc::new(network.try_into().expect("a name"))
     }
 
     fn labels(pairs: &[(&str, &str)]) -> Labels {
@@ -119,7 +120,7 @@ mod tests {
             network("a-later", &red, "2026-03-01T00:00:00Z", false),
             network("red", &red, "2026-02-01T00:00:00Z", false),
         ]);
-        assert_eq!(found.of_namespace(&labels(&[("team", "red")])), Claim::Of("red"));
+        assert_eq!(found.of_namespace(&labels(&[("team", "red")])), Claim::Of(&"red".into()));
         assert_eq!(found.of_namespace(&labels(&[])), Claim::Nobody);
     }
 
@@ -139,13 +140,20 @@ mod tests {
             let old = |refused| network("wrong", &wrong, "2026-01-01T00:00:00Z", refused);
             // Whom the others select is theirs, refused or not.
             let before = Claims::of(&[Arc::clone(&red), old(false)]);
-            assert_eq!(before.of_namespace(&labels(&[("team", "red")])), Claim::Of("red"), "{wrong}");
+            assert_eq!(before.of_namespace(&labels(&[("team", "red")])), Claim::Of(&"red".into()), "{wrong}");
             // Who else it means is not known before the controller has spoken.
             let nobody = labels(&[]);
             let unknown = before.of_namespace(&nobody);
-            assert!(matches!(unknown, Claim::Unknown { network: "wrong", .. }), "{wrong}: {unknown:?}");
+            assert!(
+                matches!(unknown, Claim::Unknown { network, .. } if network == "wrong"),
+                "{wrong}: {unknown:?}"
+            );
             let refused = Claims::of(&[Arc::clone(&red), old(true)]);
-            assert_eq!(refused.of_namespace(&labels(&[("team", "red")])), Claim::Of("red"), "{wrong}");
+            assert_eq!(
+                refused.of_namespace(&labels(&[("team", "red")])),
+                Claim::Of(&"red".into()),
+                "{wrong}"
+            );
             assert_eq!(refused.of_namespace(&labels(&[])), Claim::Nobody, "{wrong}");
         }
     }
@@ -156,7 +164,7 @@ mod tests {
             "matchExpressions": [{"key": "tier", "operator": "Equals", "values": ["front"]}]});
         let found = Claims::of(&[network("blue", &half, "2026-01-01T00:00:00Z", true)]);
         let blues = labels(&[("team", "blue")]);
-        assert!(matches!(found.of_namespace(&blues), Claim::Unknown { network: "blue", .. }));
+        assert!(matches!(found.of_namespace(&blues), Claim::Unknown { network, .. } if network == "blue"));
         assert_eq!(found.of_namespace(&labels(&[("team", "red")])), Claim::Nobody);
         assert_eq!(found.unreadable().map(|(name, _)| name).collect::<Vec<_>>(), ["blue"]);
     }
@@ -174,13 +182,13 @@ mod tests {
             }).collect();
             let selecting = made.iter().enumerate().filter(|(_, (of, _, _))| *of == team);
             let oldest = selecting.min_by_key(|(i, (_, month, _))| (*month, *i));
-            let oldest = oldest.map(|(i, _)| format!("n{i}"));
+            let oldest = oldest.map(|(i, _)| NetworkName::new(format!("n{i}")).expect("a name"));
             let mut turned = all.clone();
             turned.rotate_left(turn.min(all.len()));
             let (team, claims) = (labels(&[("team", &team.to_string())]), Claims::of(&turned));
-            let expected = oldest.as_deref().map_or(Claim::Nobody, Claim::Of);
+            let expected = oldest.as_ref().map_or(Claim::Nobody, Claim::Of);
             prop_assert_eq!(claims.of_namespace(&team), expected);
-            prop_assert_eq!(claims.selecting(&team).next(), oldest.as_deref());
+            prop_assert_eq!(claims.selecting(&team).next(), oldest.as_ref());
         }
     }
 }

@@ -7,13 +7,12 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knit_api::conditions::network as conditions;
-use knit_api::names::DEFAULT_NETWORK;
 use knit_api::{
     AllowedNamespaces, AllowedNamespacesFrom, NetworkSpec, NetworkStatus, Outside, Permission, Scheduling,
     Topology,
 };
 use knit_ipam::{AddressRange, Pool, PoolError, Subnet};
-use knit_types::Route;
+use knit_types::{InvalidNetworkName, NetworkName, Route};
 use kube::core::{Selector, SelectorExt as _};
 
 use crate::Labels;
@@ -26,6 +25,7 @@ pub use underlay::UnderlayError;
 /// own error.
 #[derive(Clone, Debug)]
 pub struct Network {
+    name: NetworkName,
     object: knit_api::Network,
     ranges: Vec<IpNet>,
     pool: Result<Option<Pool>, NetworkError>,
@@ -117,20 +117,29 @@ const CLUSTER_SERVICES: [(&str, &str); 2] = [("default", "kubernetes"), ("kube-s
 
 // === impl Network ===
 
-impl From<knit_api::Network> for Network {
-    /// Reads an object.
-    fn from(object: knit_api::Network) -> Self {
+/// Reads an object.
+impl TryFrom<knit_api::Network> for Network {
+    type Error = InvalidNetworkName;
+
+    fn try_from(object: knit_api::Network) -> Result<Self, InvalidNetworkName> {
+        let name = NetworkName::new(object.metadata.name.as_deref().unwrap_or_default())?;
+        Ok(Self::of(name, object))
+    }
+}
+
+impl Network {
+    fn of(name: NetworkName, object: knit_api::Network) -> Self {
         let spec = &object.spec;
-        let name = object.metadata.name.as_deref().unwrap_or_default();
         let id = object.status.as_ref().and_then(|status| status.id).unwrap_or_default();
         Self {
             ranges: spec.subnets.iter().filter_map(|subnet| subnet.cidr.parse().ok()).collect(),
-            pool: pool(name, id, spec),
+            pool: pool(&name, id, spec),
             routes: routes(spec),
             primary_for: spec.primary_for.as_ref().map(NamespaceSelector::of),
             allowed: spec.allowed_namespaces.as_ref().map_or(Allowed::Nobody, allowed),
             parents: underlay::parents(spec),
             nodes: spec.node_selector.as_ref().map(selector::read_for_nodes),
+            name,
             object,
         }
     }
@@ -174,17 +183,17 @@ impl Network {
         &self.object
     }
 
-    /// Changes the object, and reads it again.
+    /// Changes the object, all but its name, and reads it again.
     pub fn edit(&mut self, change: impl FnOnce(&mut knit_api::Network)) {
         let mut object = self.object.clone();
         change(&mut object);
-        *self = object.into();
+        *self = Self::of(self.name.clone(), object);
     }
 
     /// The Network's name.
     #[must_use]
-    pub fn name(&self) -> &str {
-        self.object.metadata.name.as_deref().unwrap_or_default()
+    pub fn name(&self) -> &NetworkName {
+        &self.name
     }
 
     /// Which one of that name.
@@ -252,7 +261,7 @@ impl Network {
     /// Whether it is the default Network.
     #[must_use]
     pub fn is_default(&self) -> bool {
-        self.name() == DEFAULT_NETWORK
+        self.name.is_default()
     }
 
     /// Whether namespaces may have it as their primary: no two such Networks have one address on one node.
@@ -353,8 +362,8 @@ impl Network {
     }
 }
 
-fn is_primary(name: &str, spec: &NetworkSpec) -> bool {
-    name == DEFAULT_NETWORK || spec.primary_for.is_some()
+fn is_primary(name: &NetworkName, spec: &NetworkSpec) -> bool {
+    name.is_default() || spec.primary_for.is_some()
 }
 
 fn allowed(allowed: &AllowedNamespaces) -> Allowed {
@@ -365,8 +374,8 @@ fn allowed(allowed: &AllowedNamespaces) -> Allowed {
     }
 }
 
-fn pool(name: &str, id: u32, spec: &NetworkSpec) -> Result<Option<Pool>, NetworkError> {
-    if spec.subnets.is_empty() && name == DEFAULT_NETWORK {
+fn pool(name: &NetworkName, id: u32, spec: &NetworkSpec) -> Result<Option<Pool>, NetworkError> {
+    if spec.subnets.is_empty() && name.is_default() {
         return Ok(None);
     }
     let subnets = spec.subnets.iter().enumerate().map(|(index, s)| subnet(index, s));
@@ -376,7 +385,7 @@ fn pool(name: &str, id: u32, spec: &NetworkSpec) -> Result<Option<Pool>, Network
     let has_router = spec.topology.has_router();
     // On a link of a node, what is reserved is other hosts' of the segment.
     let pool = pool.primary(is_primary(name, spec)).shared_with_others(spec.topology.is_on_host_link());
-    Ok(Some(pool.with_router(has_router && name != DEFAULT_NETWORK)))
+    Ok(Some(pool.with_router(has_router && !name.is_default())))
 }
 
 fn subnet(index: usize, subnet: &knit_api::Subnet) -> Result<Subnet, NetworkError> {

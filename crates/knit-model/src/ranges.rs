@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knit_types::parse_net;
+use knit_types::{NetworkName, parse_net};
 
 use crate::{AddressBlock, Network};
 
@@ -20,7 +20,7 @@ pub fn service_ranges(service_cidr: &ServiceCIDR) -> Vec<IpNet> {
 /// or is not known, in its blocks. A Network without a router is not among them: its subnet is a segment
 /// outside, most of which belongs to others.
 pub fn addresses_of_networks<'a>(
-    networks: &'a BTreeMap<String, Arc<Network>>,
+    networks: &'a BTreeMap<NetworkName, Arc<Network>>,
     blocks: &'a BTreeMap<String, Arc<AddressBlock>>,
 ) -> impl Iterator<Item = IpNet> + 'a {
     let with_router = networks.values().filter(|network| network.topology().has_router());
@@ -32,7 +32,7 @@ pub fn addresses_of_networks<'a>(
 
 /// Where pods have their addresses on segments outside: in the blocks of Networks on links of nodes.
 pub fn addresses_on_segments<'a>(
-    networks: &'a BTreeMap<String, Arc<Network>>,
+    networks: &'a BTreeMap<NetworkName, Arc<Network>>,
     blocks: &'a BTreeMap<String, Arc<AddressBlock>>,
 ) -> impl Iterator<Item = IpNet> + 'a {
     let on_segment =
@@ -62,7 +62,8 @@ mod tests {
             let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network",
                 "metadata": {"name": name}, "spec": {"topology": "Layer3", "subnets": subnets}});
             let object: knit_api::Network = serde_json::from_value(object).expect("a Network");
-            (name.to_owned(), Arc::new(Network::from(object)))
+            let network = Network::try_from(object).expect("a name");
+            (network.name().clone(), Arc::new(network))
         };
         let block = |network: &str, range: &str| {
             let spec = AddressBlockSpec {
@@ -87,7 +88,8 @@ mod tests {
             block("late", "10.9.0.0/28"),
             block("lan", "192.168.20.32/28"),
         ];
-        let (mut networks, blocks): (BTreeMap<_, Arc<Network>>, _) = (networks.into(), blocks.into());
+        let (mut networks, blocks): (BTreeMap<_, Arc<Network>>, BTreeMap<_, _>) =
+            (networks.into(), blocks.into());
         let lan = Arc::make_mut(networks.get_mut("lan").expect("a Network"));
         lan.edit(|lan| lan.spec.topology = knit_api::Topology::Underlay);
         let found: Vec<String> =

@@ -25,11 +25,14 @@ use crate::policy::PolicyEnforcer;
 use crate::proxy::ServiceProxy;
 use crate::reconcile::{Outcome, Pass};
 use crate::report::{claims, policy, published, writer};
-use crate::world::boot::BootFile;
+use crate::world::World;
+use crate::world::boot::{BootLog, OpenedLog};
 use crate::world::feed;
 
 /// The pause before what a pass could not do is tried again; it grows to the usual one.
 const PASS_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How long the cache of Networks may be another agent's, at least.
+const BOOT_LOG_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All that an agent is told.
 pub struct AgentConfig {
@@ -139,8 +142,7 @@ impl Agent {
             make_directory(&path).map_err(|source| StartError::Directory { path, source })?;
         }
         let (files, recovery) = open_ledger(&core, lock_wait).await.map_err(StartError::Ledger)?;
-        let boot = BootFile::new(&core.state_dir);
-        let world = boot.load().into_world();
+        let (boot, world) = open_boot_log(&core, lock_wait).await;
         let core = Core::new(Parts {
             config: core,
             world,
@@ -148,6 +150,13 @@ impl Agent {
             proxy: proxy.clone(),
             policies: policies.clone(),
         });
+        let node = core.node().to_owned();
+        for kept in [Some(&*core.world().get()), boot.as_ref().and_then(|boot| boot.other.as_ref())] {
+            kept.into_iter().for_each(|kept| core.world().kept().may_be(Arc::new(kept.own_blocks(&node))));
+        }
+        if boot.is_none() {
+            core.world().kept().is_unknown();
+        }
         let mut tasks = JoinSet::new();
         let http = match http {
             Some(address) => {
@@ -174,7 +183,9 @@ impl Agent {
         let objects_failed = |error| StartError::Objects(Box::new(error));
         let objects = Objects::open(source).await.map_err(objects_failed)?;
         feed::start(&core, &objects, &mut tasks).map_err(objects_failed)?;
-        tasks.spawn(feed::keep(core.clone(), boot));
+        if let Some(boot) = boot {
+            tasks.spawn(feed::keep(core.clone(), boot.log));
+        }
 
         let addresses = wait_for_addresses(&core, node_addresses).await;
         let runtime_failed = |error| StartError::Runtime(Box::new(error));
@@ -328,6 +339,33 @@ async fn open_ledger(config: &CoreConfig, patience: Duration) -> Result<(Files, 
     }
 }
 
+/// Opens what is kept for starts without the API. Without it pods wait for the API; nothing else does.
+async fn open_boot_log(config: &CoreConfig, patience: Duration) -> (Option<OpenedLog>, World) {
+    let deadline = Instant::now() + patience.max(BOOT_LOG_TIMEOUT);
+    loop {
+        match BootLog::open(&config.state_dir) {
+            Ok(mut opened) => {
+                let world = std::mem::take(&mut opened.world);
+                return (Some(opened), world);
+            }
+            // A write of the agent that is being replaced ends after its last request.
+            Err(LedgerError::Locked { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(
+                    error,
+                    "cannot open the cache of Networks: while the API is away, an agent that \
+                    starts knows of no Network; free its directory of what is in the way, and restart the \
+                    agent"
+                );
+                return (None, World::default());
+            }
+        }
+    }
+}
+
 /// Whether an earlier agent left claims, which is told: without the door kubelet cannot end their pods, and
 /// nobody would ever free what they have.
 fn has_claims_left(core: &Core) -> bool {
@@ -349,7 +387,7 @@ async fn wait_for_addresses(core: &Core, given: Vec<IpAddr>) -> Vec<IpAddr> {
     let node = core.node().to_owned();
     let far = Instant::now() + Duration::from_secs(60 * 60 * 24 * 365);
     loop {
-        let look = |world: &crate::world::World| {
+        let look = |world: &World| {
             let addresses = world.nodes.get(&node).map(|n| n.addresses.clone()).filter(|a| !a.is_empty());
             addresses.ok_or(())
         };

@@ -36,6 +36,8 @@ pub struct CoreConfig {
     pub request_deadline: Duration,
     /// How long a Network that no pod uses stays set up.
     pub network_grace: Duration,
+    /// How long an AddressBlock that the node can do without stays its own.
+    pub block_grace: Duration,
     /// How often ledger, runtimes and what really runs are compared.
     pub reconcile_every: Duration,
     /// Ranges that are not the outside for any Network with a router of its own: what nodes, and machines
@@ -79,6 +81,7 @@ impl CoreConfig {
             detach_deadline: Duration::from_secs(15),
             request_deadline: Duration::from_secs(60),
             network_grace: Duration::from_secs(300),
+            block_grace: Duration::from_secs(600),
             reconcile_every: Duration::from_secs(60),
             not_outside: Vec::new(),
             cri_socket: None,

@@ -15,12 +15,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use knit_api::names;
 use knit_ledger::{Reservation, SandboxRecord};
 use knit_runtime::routers::Routers;
 use knit_runtime::{Attachment, InterfaceName, Runtime, SandboxId};
-use knit_types::ObjectRef;
 use knit_types::sync::Locked as _;
+use knit_types::{NetworkName, ObjectRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -37,7 +36,7 @@ use crate::networks::Networks;
 use crate::pipeline::{Attached, Occasion, Pipeline, Waits};
 use crate::policy::PolicyEnforcer;
 use crate::proxy::{ServiceProxy, Stopped};
-use crate::readiness::Readiness;
+use crate::readiness::{self, Readiness};
 use crate::reconcile::{Outcome, Pass, Reconciler};
 use crate::report::Report;
 use crate::request::{ClaimRequest, Door, PodRequest, Wish, Wishes};
@@ -457,13 +456,13 @@ impl Core {
 
     /// Whether pods of this node have a Network, or claims have addresses of it here.
     #[must_use]
-    pub fn has_pods_of(&self, network: &str) -> bool {
+    pub fn has_pods_of(&self, network: &NetworkName) -> bool {
         self.sandboxes().books().networks_in_use().contains(network)
     }
 
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
     /// as a Service that clients outside reach by this node.
-    pub async fn keep_network(&self, name: &str) {
+    pub async fn keep_network(&self, name: &NetworkName) {
         self.networks().keep(name).await;
     }
 
@@ -491,31 +490,13 @@ impl Core {
     pub fn assess(&self) {
         let world = self.world().get();
         if self.config().main_interfaces == MainInterfaces::Foreign {
-            let missing = (!world.knows_primaries()).then(|| {
-                "not all Networks and namespaces have arrived from the Kubernetes API yet".to_owned()
-            });
-            self.inner.readiness.set(self.inner.closed_door.locked().clone().or(missing));
+            let closed = self.inner.closed_door.locked().clone();
+            self.inner.readiness.set(closed.or_else(|| readiness::missing_beside_another_plugin(&world)));
             return;
         }
-        let states = self.networks().states();
-        let default = states.iter().find(|s| s.name == names::DEFAULT_NETWORK);
-        let problem = if self.networks().is_set_up(names::DEFAULT_NETWORK) {
-            None
-        } else if !world.networks.contains_key(names::DEFAULT_NETWORK) {
-            Some(if world.synced.networks {
-                "there is no Network named default: create it, or check that the controller is \
-                running"
-                    .to_owned()
-            } else {
-                "the Kubernetes API does not answer, and no Network was stored earlier".to_owned()
-            })
-        } else {
-            let problem = default.and_then(|s| s.problem.as_ref()).map(|p| p.message.clone());
-            Some(problem.unwrap_or_else(|| "setup of Network default is in progress".to_owned()))
-        };
         let stopped = || self.services_stopped().or_else(|| self.policies_stopped());
-        let problem = problem.or_else(|| stopped().map(|stopped| stopped.why));
-        self.inner.readiness.set(problem);
+        let problem = readiness::problem_of_default(&world, self.networks());
+        self.inner.readiness.set(problem.or_else(|| stopped().map(|stopped| stopped.why)));
     }
 
     /// Notes that a door by which requests are expected is open, or why it is not.

@@ -285,7 +285,7 @@ impl Metrics {
         self.services_ready.clear();
         self.service_ports.clear();
         for (name, state) in networks.iter().filter_map(|n| Some((&n.name, n.services.as_ref()?))) {
-            let labels = NetworkLabels { network: name.clone() };
+            let labels = NetworkLabels { network: name.to_string() };
             let (ready, ports) = match state {
                 ServicesState::Serving { ports, failed } => (*failed == 0, ports - failed),
                 ServicesState::Waiting
@@ -306,14 +306,14 @@ impl Metrics {
         self.refused_questions.clear();
         for usage in networks {
             let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-            let labels = NetworkLabels { network: usage.network.clone() };
+            let labels = NetworkLabels { network: usage.network.to_string() };
             self.connections.get_or_create(&labels).set(number(usage.connections));
             self.connections_limit.get_or_create(&labels).set(number(usage.connections_limit));
             self.refused_questions.get_or_create(&labels).inc_by(usage.refused_questions);
             for (limit, count) in
                 [("network", usage.refused_connections), ("all", usage.refused_connections_together)]
             {
-                let labels = LimitLabels { network: usage.network.clone(), limit };
+                let labels = LimitLabels { network: usage.network.to_string(), limit };
                 self.refused_connections.get_or_create(&labels).inc_by(count);
             }
         }

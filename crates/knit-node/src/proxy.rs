@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use knit_objects::Objects;
 use knit_runtime::{Network, Protocol, Topology};
+use knit_types::NetworkName;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -145,7 +146,7 @@ pub enum ServicesState {
 #[error("the service proxy of Network {network} did not start")]
 pub struct ProxyError {
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,

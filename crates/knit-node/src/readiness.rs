@@ -6,7 +6,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use knit_types::NetworkName;
 use tokio::sync::watch;
+
+use crate::networks::Networks;
+use crate::world::World;
 
 /// Whether the agent was ready since boot, and is now.
 #[derive(Debug)]
@@ -20,6 +24,30 @@ struct State {
     since_boot: bool,
     /// Why it is not ready now; nothing if it is.
     problem: Option<String>,
+}
+
+/// What is not known yet beside another CNI plugin, where nobody makes main interfaces; nothing if all is.
+pub(crate) fn missing_beside_another_plugin(world: &World) -> Option<String> {
+    (!world.knows_primaries())
+        .then(|| "not all Networks and namespaces have arrived from the Kubernetes API yet".to_owned())
+}
+
+/// Why pods cannot be attached to the default Network; nothing if they can.
+pub(crate) fn problem_of_default(world: &World, networks: &Networks) -> Option<String> {
+    if networks.is_set_up(&NetworkName::default()) {
+        return None;
+    }
+    if !world.networks.contains_key(NetworkName::DEFAULT) {
+        return Some(if world.synced.networks {
+            "there is no Network named default: create it, or check that the controller is running".to_owned()
+        } else {
+            "the Kubernetes API does not answer, and no Network was stored earlier".to_owned()
+        });
+    }
+    let states = networks.states();
+    let default = states.iter().find(|state| state.name.is_default());
+    let problem = default.and_then(|state| state.problem.as_ref()).map(|problem| problem.message.clone());
+    Some(problem.unwrap_or_else(|| "setup of Network default is in progress".to_owned()))
 }
 
 // === impl Readiness ===

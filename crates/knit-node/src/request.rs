@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use knit_ipam::Mac;
 pub use knit_ledger::{Door, ObjectDoor};
 use knit_runtime::{Dns, InterfaceName, Pod, PortMapping};
-use knit_types::{ObjectRef, PodRef};
+use knit_types::{NetworkName, ObjectRef, PodRef};
 
 /// This pod, in this sandbox, is to have these interfaces.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ pub enum Wishes {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Wish {
     /// The Network of its main interface, in place of its namespace's primary one.
-    pub primary: Option<String>,
+    pub primary: Option<NetworkName>,
     /// Further ones.
     pub further: Vec<Asked>,
 }
@@ -93,7 +93,7 @@ pub struct Wish {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Asked {
     /// The Network's name.
-    pub network: String,
+    pub network: NetworkName,
     /// The interface's name, if the pod cares.
     pub interface: Option<InterfaceName>,
     /// Addresses that the interface must have.

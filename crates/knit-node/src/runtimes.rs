@@ -17,6 +17,7 @@ use crate::error::{Error, Reason, Result};
 use crate::networks::compute::Unready;
 use crate::pipeline::resolve::Wanted;
 use features::{Announced, has};
+use knit_types::NetworkName;
 use knit_types::sync::{Locked, ReadWrite};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -44,7 +45,7 @@ struct KnownRuntime {
     /// How often something came to be wrong with it.
     absences: u64,
     /// The Networks that it said it has when it was asked last, each with what is wrong with it there.
-    networks: BTreeMap<String, Option<String>>,
+    networks: BTreeMap<NetworkName, Option<String>>,
 }
 
 /// How long a runtime may take to say who it is.
@@ -150,7 +151,7 @@ impl Runtimes {
 
     /// What a runtime says is wrong with one of its Networks, or with itself. Other Networks are not
     /// concerned.
-    pub(crate) fn problem_with(&self, name: &str, network: &str) -> Option<Unready> {
+    pub(crate) fn problem_with(&self, name: &str, network: &NetworkName) -> Option<Unready> {
         let known = self.read();
         let Some(entry) = known.get(name) else {
             let message = format!("network runtime {name} does not answer on this node: start it");
@@ -169,7 +170,7 @@ impl Runtimes {
     /// Whether a runtime that sets up Networks said, when it was asked last, that it does not have one of
     /// these: it was started again since they were set up.
     #[must_use]
-    pub fn lacks(&self, name: &str, networks: &[String]) -> bool {
+    pub fn lacks(&self, name: &str, networks: &[NetworkName]) -> bool {
         let known = self.read();
         let Some(entry) = known.get(name).filter(|known| has(&known.info, feature::NETWORK_SETUP)) else {
             return false;
@@ -253,7 +254,7 @@ impl Runtimes {
     }
 
     /// How all of them are, with what they say of their Networks.
-    fn health(&self) -> Vec<(NodeRuntime, BTreeMap<String, Option<String>>)> {
+    fn health(&self) -> Vec<(NodeRuntime, BTreeMap<NetworkName, Option<String>>)> {
         self.read().values().map(|known| (known.describe(), known.networks.clone())).collect()
     }
 

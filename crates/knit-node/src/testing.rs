@@ -1,115 +1,31 @@
 //! A network runtime in memory, and a life that ends where it is told to: for tests of everything around a
 //! runtime.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod kernel;
+mod life;
+
 use std::future::pending;
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::path::Path;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::StreamExt as _;
 use ipnet::IpNet;
-use knit_ipam::{Cooling, Millis};
-use knit_ledger::{Batch, Entry, LedgerError, Unreadable};
 use knit_runtime::routers::{Routers, Steering};
 use knit_runtime::{
     AttachRequest, Attachment, Change, Changes, Damage, Disturbance, Error, HostEnd, IfName, Info,
-    InterfaceName, Network, NetworkStatus, NetworkUsage, Pod, Protocol, Reason, Result, Runtime, SandboxId,
-    Status, Survey, feature,
+    InterfaceName, Network, NetworkName, NetworkStatus, NetworkUsage, Pod, Protocol, Reason, Result, Runtime,
+    SandboxId, Status, Survey, feature,
 };
 use knit_types::sync::Locked;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::mpsc;
 
 use crate::netns;
-use crate::sandboxes::books::Store;
 
-/// What stands in for the kernel: it outlives the runtimes that change it. Clones are the same one.
-#[derive(Clone, Debug, Default)]
-pub struct FakeKernel {
-    state: Arc<Mutex<KernelState>>,
-    disturbed: Arc<Notify>,
-    /// Whether attaches of `Faults::hold_on` go on.
-    released: Arc<(Mutex<bool>, Condvar)>,
-    /// Who watches the runtime of this kernel; none while nobody does.
-    watchers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change>>>>,
-}
-
-#[derive(Debug, Default)]
-struct KernelState {
-    /// Networks of which something is damaged; none if nobody compares.
-    damaged: Option<BTreeSet<String>>,
-    /// Attachments of which something is damaged.
-    broken: BTreeSet<(SandboxId, InterfaceName)>,
-    networks: BTreeMap<String, Network>,
-    attachments: BTreeMap<(SandboxId, InterfaceName), Attachment>,
-    /// Made, but not whole: only garbage collection finds them.
-    halves: BTreeSet<(SandboxId, InterfaceName)>,
-    attaches: usize,
-    begun: usize,
-    set_ups: usize,
-    garbage_calls: usize,
-    usage: BTreeMap<String, NetworkUsage>,
-    faults: Faults,
-}
-
-/// What is to go wrong.
-#[derive(Clone, Debug, Default)]
-pub struct Faults {
-    /// The attach with this number, counted from 0 since the last change, fails for this reason.
-    pub attach: Option<(usize, Reason)>,
-    /// This many detaches fail.
-    pub detaches: usize,
-    /// This many comparisons fail.
-    pub surveys: usize,
-    /// This many set-ups fail.
-    pub set_ups: usize,
-    /// This many removals of Networks fail.
-    pub removals: usize,
-    /// Set-up fails with this.
-    pub set_up: Option<Reason>,
-    /// No call about Networks, or that compares them, ever answers.
-    pub hang_networks: bool,
-    /// An attach of this interface keeps its thread until `FakeKernel::release`, as a runtime inside the
-    /// agent does that works where it is awaited. For tests on several threads.
-    pub hold_on: Option<String>,
-    /// An attach of this interface never answers.
-    pub hang_on: Option<String>,
-    /// An attach of this interface takes so long, and goes on whoever waits for it.
-    pub slow_on: Option<(String, Duration)>,
-    /// No detach ever answers.
-    pub hang_detaches: bool,
-    /// No removal of leftovers ever ends.
-    pub hang_garbage: bool,
-    /// Answers leave the addresses out.
-    pub forget_addresses: bool,
-    /// The path of the pod's namespace means another one when it is opened.
-    pub other_namespace: bool,
-    /// It says that it is not ready, and this is why.
-    pub unwell: Option<String>,
-    /// It says of this Network that it is not ready, and why.
-    pub network_unwell: Option<(String, String)>,
-    /// It never says how it is.
-    pub hang_status: bool,
-    /// It does not say which Networks it has.
-    pub unlisted: bool,
-}
-
-/// A process that can be killed at a step. Clones are the same one.
-#[derive(Clone, Debug)]
-pub struct Life {
-    state: Arc<Mutex<LifeState>>,
-    killed: watch::Sender<bool>,
-}
-
-#[derive(Debug)]
-struct LifeState {
-    steps: usize,
-    kill_at: Option<usize>,
-}
+pub use kernel::{FakeKernel, Faults};
+pub use life::{Life, MortalStore};
 
 /// The runtime.
 #[derive(Clone, Debug)]
@@ -119,196 +35,6 @@ pub struct FakeRuntime {
     routers: bool,
     kernel: FakeKernel,
     life: Life,
-}
-
-/// A ledger that ends with its life.
-pub struct MortalStore {
-    store: Box<dyn Store>,
-    life: Life,
-}
-
-// === impl FakeKernel ===
-
-impl FakeKernel {
-    /// All attachments that are whole.
-    #[must_use]
-    pub fn attachments(&self) -> Vec<Attachment> {
-        self.state().attachments.values().cloned().collect()
-    }
-
-    /// Whether nothing of any attachment is there.
-    #[must_use]
-    pub fn is_clean(&self) -> bool {
-        let state = self.state();
-        state.attachments.is_empty() && state.halves.is_empty()
-    }
-
-    /// The Networks that are set up.
-    #[must_use]
-    pub fn networks(&self) -> BTreeMap<String, Network> {
-        self.state().networks.clone()
-    }
-
-    /// Looks at one Network, which is set up or not, without a copy of it.
-    pub fn look_at<T>(&self, network: &str, look: impl FnOnce(Option<&Network>) -> T) -> T {
-        look(self.state().networks.get(network))
-    }
-
-    /// How often a Network was set up.
-    #[must_use]
-    pub fn set_ups(&self) -> usize {
-        self.state().set_ups
-    }
-
-    /// How often it was to collect garbage since what goes wrong was changed.
-    #[must_use]
-    pub fn garbage_calls(&self) -> usize {
-        self.state().garbage_calls
-    }
-
-    /// How often something was attached.
-    #[must_use]
-    pub fn attaches(&self) -> usize {
-        self.state().attaches
-    }
-
-    /// How often a runtime began to attach something since what goes wrong was changed.
-    #[must_use]
-    pub fn attaches_begun(&self) -> usize {
-        self.state().begun
-    }
-
-    /// Says what is to go wrong from now on.
-    pub fn fail(&self, faults: Faults) {
-        let mut state = self.state();
-        state.faults = faults;
-        state.attaches = 0;
-        state.begun = 0;
-        state.garbage_calls = 0;
-    }
-
-    /// Damages a Network as a stranger would, and tells so. From now on what is there is compared.
-    pub fn damage(&self, network: &str) {
-        self.state().damaged.get_or_insert_default().insert(network.to_owned());
-        self.disturbed.notify_one();
-    }
-
-    /// Lets attaches go on that are held.
-    pub fn release(&self) {
-        *self.released.0.locked() = true;
-        self.released.1.notify_all();
-    }
-
-    /// Damages all attachments as a stranger would, and tells so. From now on what is there is compared.
-    pub fn break_all(&self) {
-        let mut state = self.state();
-        state.damaged.get_or_insert_default();
-        state.broken = state.attachments.keys().cloned().collect();
-        drop(state);
-        self.disturbed.notify_one();
-    }
-
-    /// How many attachments are damaged.
-    #[must_use]
-    pub fn broken(&self) -> usize {
-        self.state().broken.len()
-    }
-
-    /// From now on a Network uses this.
-    pub fn uses(&self, usage: NetworkUsage) {
-        self.state().usage.insert(usage.network.clone(), usage);
-    }
-
-    /// Loses an interface, as if somebody had deleted it, and tells those who watch.
-    pub fn lose(&self, sandbox: &str, interface: &str) {
-        let lost = |(s, i): &(SandboxId, InterfaceName)| s.as_str() == sandbox && i.as_str() == interface;
-        let gone: Vec<_> = self.state().attachments.extract_if(.., |key, _| lost(key)).collect();
-        for (_, attachment) in gone {
-            self.tell(&Change::Removed(attachment));
-        }
-    }
-
-    /// Begins with nothing, as a runtime does that keeps what it has in memory: all streams end, and Networks
-    /// and interfaces are gone.
-    pub fn restart(&self) {
-        let mut state = self.state();
-        state.networks.clear();
-        state.attachments.clear();
-        state.halves.clear();
-        drop(state);
-        self.watchers.locked().clear();
-    }
-
-    /// Whether somebody watches.
-    #[must_use]
-    pub fn is_watched(&self) -> bool {
-        self.watchers.locked().iter().any(|watcher| !watcher.is_closed())
-    }
-
-    fn tell(&self, change: &Change) {
-        self.watchers.locked().retain(|watcher| watcher.send(change.clone()).is_ok());
-    }
-
-    /// Forgets which pods its attachments are for, as a kernel does that keeps only sandboxes.
-    pub fn forget_pods(&self) {
-        for attachment in self.state().attachments.values_mut() {
-            let sandbox = attachment.pod.sandbox.clone();
-            attachment.pod = Pod { sandbox, namespace: None, name: None, uid: None };
-        }
-    }
-
-    fn state(&self) -> MutexGuard<'_, KernelState> {
-        self.state.locked()
-    }
-}
-
-// === impl Life ===
-
-impl Default for Life {
-    fn default() -> Self {
-        Self::new(None)
-    }
-}
-
-impl Life {
-    /// A life that ends at a step, counted from 0, or does not.
-    #[must_use]
-    pub fn new(kill_at: Option<usize>) -> Self {
-        Self {
-            state: Arc::new(Mutex::new(LifeState { steps: 0, kill_at })),
-            killed: watch::Sender::new(false),
-        }
-    }
-
-    /// Whether it has ended.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        *self.killed.borrow()
-    }
-
-    /// Waits for its end.
-    pub async fn over(&self) {
-        // The sender lives as long as we do.
-        let _ = self.killed.subscribe().wait_for(|killed| *killed).await;
-    }
-
-    /// One step; false if life ends here or has ended.
-    fn step(&self) -> bool {
-        let mut state = self.state.locked();
-        let step = state.steps;
-        state.steps += 1;
-        if state.kill_at == Some(step) {
-            self.killed.send_replace(true);
-        }
-        !*self.killed.borrow()
-    }
-
-    /// One step of something that never returns if life ends here.
-    async fn live(&self) {
-        if !self.step() {
-            pending::<()>().await;
-        }
-    }
 }
 
 // === impl FakeRuntime ===
@@ -364,7 +90,7 @@ impl FakeRuntime {
         let key = (request.pod.sandbox.clone(), request.interface.clone());
         let mut state = self.kernel.state();
         let Some(network) = state.networks.get(&request.network).cloned() else {
-            return Err(Error::new(Reason::NetworkNotFound, "not set up").on(request.network.as_str()));
+            return Err(Error::new(Reason::NetworkNotFound, "not set up").on(&request.network));
         };
         let Some(namespace) = netns::identify(&request.netns).ok().flatten() else {
             return Err(Error::new(Reason::NamespaceGone, "no namespace there"));
@@ -376,7 +102,7 @@ impl FakeRuntime {
         {
             // What fails leaves nothing behind.
             state.halves.remove(&key);
-            return Err(Error::new(reason, "told to fail").on(request.network.as_str()));
+            return Err(Error::new(reason, "told to fail").on(&request.network));
         }
         let clash = state.attachments.iter().find(|(k, a)| {
             **k != key
@@ -452,11 +178,11 @@ impl Runtime for FakeRuntime {
         self.hang_about_networks().await;
         let mut state = self.kernel.state();
         if let Some(reason) = state.faults.set_up {
-            return Err(Error::new(reason, "told to fail").on(network.name.as_str()));
+            return Err(Error::new(reason, "told to fail").on(&network.name));
         }
         if state.faults.set_ups > 0 {
             state.faults.set_ups -= 1;
-            return Err(Error::new(Reason::Internal, "told to fail").on(network.name.as_str()));
+            return Err(Error::new(Reason::Internal, "told to fail").on(&network.name));
         }
         state.set_ups += 1;
         state.damaged.iter_mut().for_each(|damaged| _ = damaged.remove(&network.name));
@@ -464,7 +190,7 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn remove_network(&self, name: &str) -> Result<()> {
+    async fn remove_network(&self, name: &NetworkName) -> Result<()> {
         self.hang_about_networks().await;
         let mut state = self.kernel.state();
         if state.faults.removals > 0 {
@@ -581,7 +307,7 @@ impl Runtime for FakeRuntime {
             pending::<()>().await;
         }
         let state = self.kernel.state();
-        let network = |name: &String| {
+        let network = |name: &NetworkName| {
             let unwell = state.faults.network_unwell.as_ref().filter(|(unwell, _)| unwell == name);
             let message = unwell.map(|(_, why)| why.clone()).unwrap_or_default();
             NetworkStatus { name: name.clone(), ready: unwell.is_none(), message, attachments: 0 }
@@ -615,53 +341,5 @@ impl Runtime for FakeRuntime {
     async fn disturbed(&self) -> Disturbance {
         self.kernel.disturbed.notified().await;
         Disturbance::Rules
-    }
-}
-
-// === impl MortalStore ===
-
-impl MortalStore {
-    /// A ledger that ends with a life: before or after any write.
-    #[must_use]
-    pub fn new(store: Box<dyn Store>, life: &Life) -> Self {
-        Self { store, life: life.clone() }
-    }
-
-    fn step(&self) -> Result<(), LedgerError> {
-        if self.life.step() {
-            return Ok(());
-        }
-        let source = io::Error::other("the process was killed");
-        Err(LedgerError::Io { path: PathBuf::from("ledger"), doing: "living", source })
-    }
-}
-
-impl Store for MortalStore {
-    fn commit(&mut self, changes: Batch<Entry>) -> Result<(), LedgerError> {
-        self.step()?;
-        self.store.commit(changes)?;
-        self.step()
-    }
-
-    fn get(&self, key: &str) -> Option<&Entry> {
-        self.store.get(key)
-    }
-
-    fn entries(&self) -> Box<dyn Iterator<Item = &Entry> + '_> {
-        self.store.entries()
-    }
-
-    fn unreadable(&self) -> Box<dyn Iterator<Item = &Unreadable> + '_> {
-        self.store.unreadable()
-    }
-
-    fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError> {
-        self.step()?;
-        self.store.rest(freed, rested)?;
-        self.step()
-    }
-
-    fn resting(&self) -> Option<Vec<Cooling>> {
-        self.store.resting()
     }
 }

@@ -25,6 +25,8 @@ use tempfile::TempDir;
 
 #[path = "agent/claims.rs"]
 mod claims;
+#[path = "agent/give_back.rs"]
+mod give_back;
 #[path = "agent/slices.rs"]
 mod slices;
 
@@ -145,6 +147,11 @@ fn result(response: Response) -> Value {
         Response::Ok(value) => value,
         Response::Err(error) => panic!("{error:?}"),
     }
+}
+
+/// What a file has in it that is text.
+fn text_of(file: &Path) -> Option<String> {
+    std::fs::read(file).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// What an ADD gives whose caller comes again as long as it is told to, as kubelet does: how much has arrived
@@ -317,8 +324,8 @@ async fn the_agent_restarts_while_the_api_is_away() {
     let node = Node::new();
     let agent = node.start().await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
-    let kept = node.path("state").join("boot-cache.json");
-    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("\"shop\""))).await;
+    let kept = node.path("state").join("boot-cache.log");
+    holds("the cache on disk", || text_of(&kept).is_some_and(|c| c.contains("namespace/shop"))).await;
     agent.stop(Duration::from_secs(5)).await;
 
     // Nobody listens there.
@@ -339,8 +346,8 @@ async fn a_late_list_is_waited_for_and_not_guessed() {
     let node = Node::new();
     let agent = node.start().await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
-    let kept = node.path("state").join("boot-cache.json");
-    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("\"shop\""))).await;
+    let kept = node.path("state").join("boot-cache.log");
+    holds("the cache on disk", || text_of(&kept).is_some_and(|c| c.contains("namespace/shop"))).await;
     agent.stop(Duration::from_secs(5)).await;
 
     // It takes every request, and answers none.
@@ -390,9 +397,8 @@ async fn a_deleted_cluster_service_was_allowed_for_ever() {
     let agent = node.start().await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
     holds("the way to both", || allowed() == ["10.96.0.7", "10.96.0.8"]).await;
-    let kept = node.path("state").join("boot-cache.json");
-    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("10.96.0.7")))
-        .await;
+    let kept = node.path("state").join("boot-cache.log");
+    holds("the cache on disk", || text_of(&kept).is_some_and(|c| c.contains("10.96.0.7"))).await;
     agent.stop(Duration::from_secs(5)).await;
 
     // Deleted while the agent is away.
@@ -406,7 +412,7 @@ async fn a_deleted_cluster_service_was_allowed_for_ever() {
         let networks = Arc::make_mut(&mut world.networks);
         let changed: knit_api::Network =
             serde_json::from_value(blue(&["cache", "other"])).expect("a Network");
-        networks.insert("blue".to_owned(), Arc::new(changed.into()));
+        networks.insert("blue".into(), Arc::new(changed.try_into().expect("a name")));
     });
     holds("the end of the way to that", || allowed().is_empty()).await;
     agent.stop(Duration::from_secs(5)).await;

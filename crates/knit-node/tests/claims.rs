@@ -21,8 +21,8 @@ fn claim(name: &str) -> ObjectRef {
     ObjectRef { namespace: "shop".into(), name: name.into(), uid: format!("uid-{name}") }
 }
 
-fn asks(name: &str, networks: &[&str]) -> ClaimRequest {
-    let asked = |network: &&str| Asked { network: (*network).into(), ..Asked::default() };
+fn asks(name: &str, networks: &[&'static str]) -> ClaimRequest {
+    let asked = |network: &&'static str| Asked { network: (*network).into(), ..Asked::default() };
     ClaimRequest { claim: claim(name), networks: networks.iter().map(asked).collect(), pod: None }
 }
 

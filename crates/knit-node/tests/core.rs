@@ -490,7 +490,7 @@ async fn a_network_that_cannot_be_removed_is_removed_later() {
     let node = Node::new();
     let agent = node.start().await;
     node.kernel.fail(Faults { set_up: Some(knit_runtime::Reason::Internal), ..Faults::default() });
-    agent.core.keep_network("blue").await;
+    agent.core.keep_network(&"blue".into()).await;
     agent.core.world().update(delete);
     node.kernel.fail(Faults { removals: 1, ..Faults::default() });
     agent.core.networks().pass().await;

@@ -258,7 +258,7 @@ async fn a_pod_gets_no_more_interfaces_than_its_limit_by_objects() {
         for (n, name) in names.iter().enumerate() {
             let allowed = json!({"allowedNamespaces": {"from": "All"}});
             let object = network(name, 100 + n as u32, &format!("10.{}.0.0/16", 100 + n), allowed);
-            Arc::make_mut(&mut world.networks).insert(name.clone(), Arc::new(object));
+            Arc::make_mut(&mut world.networks).insert(object.name().clone(), Arc::new(object));
             let block = block(name, NODE, &format!("10.{}.0.0/28", 100 + n));
             Arc::make_mut(&mut world.blocks).insert(format!("{name}-1"), Arc::new(block));
         }

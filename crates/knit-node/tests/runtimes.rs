@@ -88,7 +88,7 @@ async fn a_runtime_was_asked_for_what_it_had_not_announced() {
 async fn a_runtime_without_network_setup_is_not_asked_to_set_up() {
     let node = Node::new();
     let core = core_without(&node, &[feature::NETWORK_SETUP], None).await;
-    core.keep_network("other").await;
+    core.keep_network(&"other".into()).await;
     assert_eq!(state(&core, "other").problem, None);
     assert!(node.other.networks().is_empty(), "it was asked");
 }
@@ -148,12 +148,12 @@ async fn sockets_that_others_can_reach_were_used() {
 async fn a_runtime_that_hangs_held_up_the_networks_of_all_others() {
     let node = Node::new();
     let core = core_without(&node, &[], None).await;
-    core.keep_network("blue").await;
+    core.keep_network(&"blue".into()).await;
     let following = core.clone();
     let following = tokio::spawn(async move { following.networks().follow().await });
     node.other.fail(Faults { hang_networks: true, ..Faults::default() });
     let (keeping, begun) = (core.clone(), Instant::now());
-    let keeping = tokio::spawn(async move { keeping.keep_network("other").await });
+    let keeping = tokio::spawn(async move { keeping.keep_network(&"other".into()).await });
     for n in 2_u8..12 {
         core.world().update_networks(|world| {
             let block = block("blue", &format!("node-{n}"), &format!("10.2.{n}.0/28"));
@@ -179,7 +179,7 @@ async fn a_runtime_that_hangs_held_up_the_networks_of_all_others() {
 async fn a_network_whose_runtime_is_gone_says_why_it_stays() {
     let node = Node::new();
     let core = core_without(&node, &[], None).await;
-    core.keep_network("other").await;
+    core.keep_network(&"other".into()).await;
     node.other.fail(Faults { removals: usize::MAX, ..Faults::default() });
     core.world().update_networks(|world| drop(Arc::make_mut(&mut world.networks).remove("other")));
     core.networks().pass().await;

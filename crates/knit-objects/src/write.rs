@@ -32,8 +32,9 @@ pub(crate) enum Operation {
     Apply { body: Value, part: Part, manager: &'static str },
     /// JSON merge patch. With a resourceVersion in it, only that version is patched.
     Merge { patch: Value, part: Part },
-    /// Delete it; it may be gone already. With a uid, only that very object.
-    Delete { uid: Option<String> },
+    /// Delete it; it may be gone already. With a uid, only that very object, and with a version only that
+    /// one.
+    Delete { uid: Option<String>, version: Option<String> },
 }
 
 /// Which part of an object a write is about.
@@ -107,13 +108,14 @@ impl Write {
     /// Deletes the object. That it is gone already is no failure.
     #[must_use]
     pub fn delete<K: Resource<DynamicType = ()>>(key: Key) -> Self {
-        Self { target: Target::of::<K>(key), operation: Operation::Delete { uid: None } }
+        Self { target: Target::of::<K>(key), operation: Operation::Delete { uid: None, version: None } }
     }
 
     /// Deletes the object, but not another one that has the same name by now.
     #[must_use]
     pub fn delete_uid<K: Resource<DynamicType = ()>>(key: Key, uid: impl Into<String>) -> Self {
-        Self { target: Target::of::<K>(key), operation: Operation::Delete { uid: Some(uid.into()) } }
+        let operation = Operation::Delete { uid: Some(uid.into()), version: None };
+        Self { target: Target::of::<K>(key), operation }
     }
 
     /// Makes or renews a Lease: `holder` is alive now, and should be taken for gone after `duration`.
@@ -171,8 +173,9 @@ impl Write {
             | Operation::Merge { patch: body, .. } => {
                 body["metadata"]["resourceVersion"] = resource_version.into();
             }
-            // What is to be made has no version yet, and a delete is bound to an object by its uid.
-            Operation::Create(_) | Operation::Delete { .. } => {}
+            Operation::Delete { version, .. } => *version = Some(resource_version.to_owned()),
+            // What is to be made has no version yet.
+            Operation::Create(_) => {}
         }
         self
     }
@@ -185,7 +188,7 @@ impl Write {
             Operation::Replace(body)
             | Operation::Apply { body, .. }
             | Operation::Merge { patch: body, .. } => body["metadata"]["uid"] = uid.into(),
-            Operation::Delete { uid: only } => *only = Some(uid.to_owned()),
+            Operation::Delete { uid: only, .. } => *only = Some(uid.to_owned()),
             Operation::Create(_) => {}
         }
         self

@@ -25,6 +25,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`NftBackends`] is the same behind the seam of [`knit_policy::backend`], for programs that are to know no
+//! backend by name.
+//!
 //! # How a packet is judged
 //!
 //! In the forward hook, after service addresses were translated and before source addresses are, and in the
@@ -45,6 +48,7 @@
 //! rule passes it over. Deleting the connection instead would not end it: the next packet of the other side
 //! would begin a new one, in the other direction.
 
+mod backends;
 mod chains;
 mod classes;
 mod effect;
@@ -59,6 +63,7 @@ mod plan;
 mod table;
 mod verdict;
 
+pub use backends::NftBackends;
 pub use error::{Error, OpenError};
 pub use follow::Following;
 pub use layout::{CUT, Router, TABLE};

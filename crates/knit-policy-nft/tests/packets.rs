@@ -19,19 +19,10 @@ use knit_policy_nft::{CUT, Router};
 use knit_testbed::{ip, name};
 use knit_types::Family;
 use support::cluster::{HERE, Policies, cluster_policy, policy};
+use support::lab::Lab;
 use support::packet::{ACK, Bench, Packet};
 use support::probe::{connect, echoes, reaches, udp};
-use support::world::{World, serve};
-
-/// `a` and `b` are pods of namespace x here, `c` one of namespace y here, `far` one of x elsewhere, and `out`
-/// is nobody's.
-const HOSTS: [(&str, &str, &str); 5] = [
-    ("a", "10.0.0.10", "fd00::10"),
-    ("b", "10.0.0.11", "fd00::11"),
-    ("c", "10.0.0.12", "fd00::12"),
-    ("far", "10.0.1.10", "fd00:0:0:1::10"),
-    ("out", "203.0.113.9", "2001:db8:9::9"),
-];
+use support::world::serve;
 
 /// What `knit-linux` marks connections with that it leads into routers.
 const STEERED: u32 = 0x0010_0000;
@@ -47,57 +38,7 @@ fn datagram(port: u16) -> Traffic {
     Traffic::Port(Protocol::Udp, port)
 }
 
-struct Lab {
-    world: World,
-    policies: Policies,
-}
-
 impl Lab {
-    fn new() -> Self {
-        Self::with(Router::Node)
-    }
-
-    fn with(router: Router) -> Self {
-        let world = World::routed(&HOSTS);
-        world.serve();
-        let mut policies = Policies::new(&world.router, router);
-        for (host, who, node) in
-            [("a", "x/a", HERE), ("b", "x/b", HERE), ("c", "y/c", HERE), ("far", "x/far", "there")]
-        {
-            policies.pod(who, node, &world.host(host).addresses);
-        }
-        Self { world, policies }
-    }
-
-    fn address(&self, host: &str, family: Family) -> IpAddr {
-        self.world.host(host).addresses[usize::from(family == Family::V6)]
-    }
-
-    /// Whether a host gets through; the same in both families.
-    #[track_caller]
-    fn reaches(&mut self, from: &str, to: &str, traffic: Traffic) -> bool {
-        let [v4, v6] = Family::ALL.map(|family| self.reaches_by(from, self.address(to, family), traffic));
-        assert_eq!(v4, v6, "{from} to {to}, {traffic}: the families differ");
-        v4
-    }
-
-    #[track_caller]
-    fn reaches_by(&mut self, from: &str, to: IpAddr, traffic: Traffic) -> bool {
-        let before = self.policies.denied();
-        let Self { world, policies } = self;
-        reaches(&world.host(from).space, to, traffic, || policies.denied() > before)
-    }
-
-    #[track_caller]
-    fn expect(&mut self, allowed: &[(&str, &str, Traffic)], denied: &[(&str, &str, Traffic)]) {
-        for (from, to, traffic) in allowed {
-            assert!(self.reaches(from, to, *traffic), "{from} does not reach {to}, {traffic}");
-        }
-        for (from, to, traffic) in denied {
-            assert!(!self.reaches(from, to, *traffic), "{from} reaches {to}, {traffic}");
-        }
-    }
-
     /// Translates a destination, as a service proxy does, and has its mark on the packets.
     fn service(&self, at: &str, to: SocketAddr) {
         let family = if to.is_ipv4() { TableFamily::Ip } else { TableFamily::Ip6 };

@@ -9,11 +9,12 @@
 //! - [`sets::Engine`], the sets of each router that make it true: a constant number of them, with elements
 //!   that come and go by event, for a packet filter to hold. One remote pod more is one element more.
 //!
-//! Nothing here needs Kubernetes, an async runtime, or privilege, and nothing here enforces anything. Feature
-//! `kubernetes` has the conversion from API objects.
+//! Nothing here needs Kubernetes, an async runtime, or privilege, and nothing here enforces anything: that is
+//! done by a [`backend`]. Feature `kubernetes` has the conversion from API objects.
 //!
 //! "Rule n" in these pages means the n-th rule of docs/network-policy-rules.md.
 
+pub mod backend;
 pub mod cluster;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;

@@ -18,8 +18,8 @@ use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::route::Route as KernelRoute;
 use knit_kernel::{Handle, IfName, Mac as KernelMac, Mtu, NetNs, Op};
 use knit_runtime::{
-    AttachRequest, Attachment, Error, HostEnd, Info, InterfaceName, Network, NetworkStatus, Pod, Reason,
-    Result, Route, Runtime, SandboxId, Status, Topology, feature, wire,
+    AttachRequest, Attachment, Error, HostEnd, Info, InterfaceName, Network, NetworkName, NetworkStatus, Pod,
+    Reason, Result, Route, Runtime, SandboxId, Status, Topology, feature, wire,
 };
 
 /// The runtime; all calls take turns.
@@ -28,7 +28,7 @@ pub struct BridgeRuntime(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    networks: BTreeMap<String, Home>,
+    networks: BTreeMap<NetworkName, Home>,
     made: BTreeMap<(SandboxId, InterfaceName), (AttachRequest, Attachment)>,
     ports: u32,
 }
@@ -93,7 +93,7 @@ impl Runtime for BridgeRuntime {
         Ok(())
     }
 
-    async fn remove_network(&self, name: &str) -> Result<()> {
+    async fn remove_network(&self, name: &NetworkName) -> Result<()> {
         let mut state = self.state();
         if state.made.values().any(|(_, a)| a.network == name) {
             return Err(Error::new(Reason::InUse, "pods are attached: detach them first").on(name));
@@ -122,9 +122,7 @@ impl Runtime for BridgeRuntime {
         state.ports += 1;
         let port = state.ports;
         let Some(home) = state.networks.get(&request.network) else {
-            return Err(
-                Error::new(Reason::NetworkNotFound, "the Network is not set up").on(&*request.network)
-            );
+            return Err(Error::new(Reason::NetworkNotFound, "the Network is not set up").on(&request.network));
         };
         let attachment = home.plug(request, &pod, port)?;
         state.made.insert(key, (request.clone(), attachment.clone()));
@@ -162,8 +160,8 @@ impl Runtime for BridgeRuntime {
 
     async fn status(&self) -> Result<Status> {
         let state = self.state();
-        let count = |name: &String| state.made.values().filter(|(_, a)| a.network == *name).count();
-        let network = |name: &String| NetworkStatus {
+        let count = |name: &NetworkName| state.made.values().filter(|(_, a)| a.network == *name).count();
+        let network = |name: &NetworkName| NetworkStatus {
             name: name.clone(),
             ready: true,
             message: String::new(),

@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use knit_types::{InvalidInterfaceName, InvalidSandboxId};
+use knit_types::{InvalidInterfaceName, InvalidNetworkName, InvalidSandboxId, NetworkName};
 use thiserror::Error as ThisError;
 
 /// The result of a call to a runtime.
@@ -17,7 +17,7 @@ pub struct Error {
     /// What happened and what to do, for people.
     pub message: String,
     /// The Network it is about, if it is about one.
-    pub network: Option<String>,
+    pub network: Option<NetworkName>,
     /// The interface it is about, if it is about one.
     pub interface: Option<String>,
     /// What caused it.
@@ -68,7 +68,7 @@ impl Error {
 
     /// The same error, about this Network.
     #[must_use]
-    pub fn on(mut self, network: impl Into<String>) -> Self {
+    pub fn on(mut self, network: impl Into<NetworkName>) -> Self {
         self.network = Some(network.into());
         self
     }
@@ -115,6 +115,12 @@ impl Reason {
 
 impl From<InvalidInterfaceName> for Error {
     fn from(error: InvalidInterfaceName) -> Self {
+        Self::new(Reason::Invalid, error.to_string())
+    }
+}
+
+impl From<InvalidNetworkName> for Error {
+    fn from(error: InvalidNetworkName) -> Self {
         Self::new(Reason::Invalid, error.to_string())
     }
 }

@@ -21,6 +21,6 @@ pub use runtime::{
 pub use types::{Announced, Block, Network, NetworkId, Subnet, Underlay};
 
 pub use knit_types::{
-    Address, Attachment, Dns, HostEnd, IfName, InterfaceName, Mac, Pod, PortMapping, Protocol, Route,
-    SandboxId, Topology, UnderlayKind, UnderlayMode,
+    Address, Attachment, Dns, HostEnd, IfName, InterfaceName, Mac, NetworkName, Pod, PortMapping, Protocol,
+    Route, SandboxId, Topology, UnderlayKind, UnderlayMode,
 };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use knit_types::{Address, Dns, InterfaceName, Mac, Pod, PortMapping, Route};
+use knit_types::{Address, Dns, InterfaceName, Mac, NetworkName, Pod, PortMapping, Route};
 use serde::{Deserialize, Serialize};
 
 /// One interface to make.
@@ -13,7 +13,7 @@ pub struct AttachRequest {
     /// Where the pod's network namespace can be opened.
     pub netns: PathBuf,
     /// The Network's name; it was set up before.
-    pub network: String,
+    pub network: NetworkName,
     /// The interface's name in the pod.
     pub interface: InterfaceName,
     /// Its addresses, one per family of the Network, chosen by the agent.

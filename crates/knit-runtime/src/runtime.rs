@@ -9,7 +9,7 @@ use futures::stream::BoxStream;
 
 use crate::error::{Error, Reason, Result};
 use crate::routers::Routers;
-use crate::{AttachRequest, Attachment, InterfaceName, Network, Pod, SandboxId};
+use crate::{AttachRequest, Attachment, InterfaceName, Network, NetworkName, Pod, SandboxId};
 
 /// Something that can join pods to Networks.
 ///
@@ -32,7 +32,7 @@ pub trait Runtime: Send + Sync {
 
     /// Takes away what [`setup_network`](Self::setup_network) made. Fails with `InUse` while pods are
     /// attached.
-    async fn remove_network(&self, name: &str) -> Result<()>;
+    async fn remove_network(&self, name: &NetworkName) -> Result<()>;
 
     /// Makes one interface.
     async fn attach(&self, request: &AttachRequest) -> Result<Attachment>;
@@ -46,7 +46,7 @@ pub trait Runtime: Send + Sync {
             Reason::Unsupported,
             "this runtime cannot change an attachment in place: detach and attach again",
         )
-        .on(request.network.as_str()))
+        .on(&request.network))
     }
 
     /// Looks whether an attachment is still as it was made: `Damaged` says what is not. The pod's namespace
@@ -109,7 +109,7 @@ pub trait Runtime: Send + Sync {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NetworkUsage {
     /// The Network's name.
-    pub network: String,
+    pub network: NetworkName,
     /// How many connections its router has in its table: those between its pods, too.
     pub connections: u64,
     /// From how many on that table takes no more.
@@ -135,11 +135,11 @@ pub enum Disturbance {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Survey {
     /// What is not as it should be, for each Network.
-    pub networks: BTreeMap<String, Vec<Damage>>,
+    pub networks: BTreeMap<NetworkName, Vec<Damage>>,
     /// Attachments of which something is missing that only attaching again can make.
     pub attachments: BTreeSet<(SandboxId, InterfaceName)>,
     /// Networks of which something could not be compared. That is not damage; the rest of them was compared.
-    pub unknown: BTreeMap<String, NotKnown>,
+    pub unknown: BTreeMap<NetworkName, NotKnown>,
     /// What somebody changed inside a pod of what was made there, in words for the pod's author. It is told
     /// and not repaired: a pod's interface is the pod's own.
     pub noticed: BTreeMap<(SandboxId, InterfaceName), String>,
@@ -205,7 +205,7 @@ pub struct Status {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NetworkStatus {
     /// The Network's name.
-    pub name: String,
+    pub name: NetworkName,
     /// Whether pods can be attached.
     pub ready: bool,
     /// What is wrong and what to do, if not.

@@ -6,7 +6,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use knit_types::{Address, ByFamily, Family, HasFamily, Mac, Route, Topology, UnderlayKind, UnderlayMode};
+use knit_types::{
+    Address, ByFamily, Family, HasFamily, Mac, NetworkName, Route, Topology, UnderlayKind, UnderlayMode,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason};
@@ -20,7 +22,7 @@ pub struct NetworkId(NonZeroU32);
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Network {
     /// Its name, unique in the cluster.
-    pub name: String,
+    pub name: NetworkName,
     /// Its number.
     pub id: NetworkId,
     /// How its pods reach each other.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use knit_runtime::{
-    AttachRequest, Attachment, Error, Info, InterfaceName, Network, Pod, Reason, Result, Runtime, SandboxId,
-    Status, wire,
+    AttachRequest, Attachment, Error, Info, InterfaceName, Network, NetworkName, Pod, Reason, Result,
+    Runtime, SandboxId, Status, wire,
 };
 
 /// A runtime that says who it is, and nothing else.
@@ -25,7 +25,7 @@ impl Runtime for Named {
         Err(Error::new(Reason::Unsupported, "no"))
     }
 
-    async fn remove_network(&self, _: &str) -> Result<()> {
+    async fn remove_network(&self, _: &NetworkName) -> Result<()> {
         Err(Error::new(Reason::Unsupported, "no"))
     }
 

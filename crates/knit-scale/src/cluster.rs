@@ -98,7 +98,7 @@ impl Cluster {
             self.create::<Namespace>(json!({"metadata": {"name": name}})).await?;
         }
         let networks = (0..scenario.networks).map(|n| {
-            json!({"metadata": {"name": node::network_name(n)}, "spec": {
+            json!({"metadata": {"name": node::network_name(n).as_str()}, "spec": {
                 "class": "knit", "topology": "Layer3", "subnets": [{"cidr": scenario.subnet(n, nodes)}],
                 "allowedNamespaces": {"from": "All"}}})
         });
@@ -230,7 +230,8 @@ impl Cluster {
             })
             .collect();
         writes.extend(
-            (0..scenario.networks).map(|n| Write::delete::<Network>(Key::cluster(node::network_name(n)))),
+            (0..scenario.networks)
+                .map(|n| Write::delete::<Network>(Key::cluster(node::network_name(n).as_str()))),
         );
         let pods = scenario.standing(nodes).map(|pod| self.end_pod(pod.number));
         let (): () = futures::stream::iter(pods).buffer_unordered(AT_ONCE).try_collect().await?;

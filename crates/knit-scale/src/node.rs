@@ -15,7 +15,7 @@ use knit_node::testing::{FakeKernel, FakeRuntime, Life};
 use knit_node::world::World;
 use knit_node::{Asked, Attached, CoreConfig, Door, Main, MainInterface, PodRequest, Start, Wishes};
 use knit_objects::{Key, Source, Write};
-use knit_runtime::{Dns, InterfaceName, SandboxId};
+use knit_runtime::{Dns, InterfaceName, NetworkName, SandboxId};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -50,8 +50,8 @@ pub fn number_of(name: &str) -> Option<u32> {
 
 /// The name of a Network besides the default one.
 #[must_use]
-pub fn network_name(number: u32) -> String {
-    format!("net-{number:03}")
+pub fn network_name(number: u32) -> NetworkName {
+    format!("net-{number:03}").parse().expect("a short name")
 }
 
 /// A node's own address.
@@ -162,7 +162,8 @@ pub fn published(number: u32, node: u32, network: u32) -> NetworkAttachment {
         "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
         "metadata": {"name": format!("pod-{number}-net1"), "namespace": NAMESPACE,
             "labels": {MANAGED_BY_LABEL: MANAGED_BY}},
-        "spec": {"pod": format!("pod-{number}"), "network": network_name(network), "interface": "net1"},
+        "spec": {"pod": format!("pod-{number}"), "network": network_name(network).as_str(),
+            "interface": "net1"},
         "status": {"node": name(node), "interface": "net1",
             "conditions": [{"type": "Ready", "status": "True", "reason": "Attached", "message": "",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}]}

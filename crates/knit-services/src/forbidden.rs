@@ -123,7 +123,10 @@ mod tests {
             ..NodeView::default()
         };
         let world = World {
-            networks: Arc::new(BTreeMap::from([("default".to_owned(), Arc::new(network.into()))])),
+            networks: Arc::new(BTreeMap::from([(
+                "default".into(),
+                Arc::new(network.try_into().expect("a name")),
+            )])),
             blocks: Arc::new(BTreeMap::from([("default-a".to_owned(), Arc::new(block))])),
             nodes: Arc::new(BTreeMap::from([("a".to_owned(), Arc::new(node))])),
             ..World::default()
@@ -161,7 +164,10 @@ mod tests {
         let block = AddressBlock::of(&block).expect("a block");
         let node = NodeView { addresses: vec![ip("192.168.20.40")], ..NodeView::default() };
         let world = World {
-            networks: Arc::new(BTreeMap::from([("lan".to_owned(), Arc::new(network.into()))])),
+            networks: Arc::new(BTreeMap::from([(
+                "lan".into(),
+                Arc::new(network.try_into().expect("a name")),
+            )])),
             blocks: Arc::new(BTreeMap::from([("lan-a".to_owned(), Arc::new(block))])),
             nodes: Arc::new(BTreeMap::from([("a".to_owned(), Arc::new(node))])),
             ..World::default()

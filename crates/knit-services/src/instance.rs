@@ -121,7 +121,7 @@ pub(crate) enum StartError {
 
 /// Turns what an engine does into a state and a log.
 struct Watcher {
-    network: String,
+    network: NetworkName,
     state: Arc<watch::Sender<ServicesState>>,
     changed: Changed,
 }
@@ -140,7 +140,7 @@ impl Instance {
         network: Network,
         state: Arc<watch::Sender<ServicesState>>,
     ) -> (Self, Registry) {
-        let labels = [("network".into(), network.name.clone().into())];
+        let labels = [("network".into(), String::from(network.name.clone()).into())];
         let mut registry = Registry::with_labels(labels.into_iter());
         let vitals = Vitals::register(&mut registry, UNHEALTHY_DELAY);
         let (running, reported, limits) = (None, false, None);
@@ -149,7 +149,7 @@ impl Instance {
     }
 
     pub(crate) fn name(&self) -> NetworkName {
-        NetworkName::from(self.network.name.as_str())
+        self.network.name.clone()
     }
 
     /// Says how it stands.
@@ -263,7 +263,7 @@ impl Setup {
         let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr.trunc()).collect();
         let mut view = ViewConfig {
             reserved: reserved(routers),
-            network: NetworkName::from(network.name.as_str()),
+            network: network.name.clone(),
             local_traffic: LocalTraffic::Sources(subnets.clone()),
             exempt_vips: network.cluster_service_ips,
             ..ViewConfig::default()
@@ -351,7 +351,12 @@ pub(crate) fn namespace(router: Option<&Path>, node: &NetNs) -> Result<NetNs, St
     router.map_or_else(|| node.try_clone(), NetNs::open).map_err(StartError::Namespace)
 }
 
-fn show(network: &str, sender: &watch::Sender<ServicesState>, state: ServicesState, changed: &Changed) {
+fn show(
+    network: &NetworkName,
+    sender: &watch::Sender<ServicesState>,
+    state: ServicesState,
+    changed: &Changed,
+) {
     let mut news = false;
     sender.send_if_modified(|known| {
         let other = *known != state;
@@ -362,13 +367,13 @@ fn show(network: &str, sender: &watch::Sender<ServicesState>, state: ServicesSta
     });
     if news {
         match &*sender.borrow() {
-            ServicesState::Broken(why) => tracing::error!(network, "Services are not in force: {why}"),
-            ServicesState::Off(who) => tracing::warn!(network, "{who}"),
+            ServicesState::Broken(why) => tracing::error!(%network, "Services are not in force: {why}"),
+            ServicesState::Off(who) => tracing::warn!(%network, "{who}"),
             ServicesState::Serving { ports, failed: 0 } => {
-                tracing::info!(network, ports, "Services are in force");
+                tracing::info!(%network, ports, "Services are in force");
             }
             ServicesState::Serving { ports, failed } => {
-                tracing::error!(network, ports, failed, "not all Services are in force");
+                tracing::error!(%network, ports, failed, "not all Services are in force");
             }
             ServicesState::Waiting | ServicesState::Kept => {}
         }

@@ -13,7 +13,7 @@ use knit_proxy::model::NetworkName;
 /// What was read of the world last.
 #[derive(Debug, Default)]
 pub(crate) struct Placement {
-    networks: Arc<BTreeMap<String, Arc<Network>>>,
+    networks: Arc<BTreeMap<NetworkName, Arc<Network>>>,
     namespaces: Arc<BTreeMap<String, Arc<Labels>>>,
     known: bool,
     claims: Claims,
@@ -54,13 +54,12 @@ impl Placement {
 
     /// The primary Network of a namespace; none if that cannot be said.
     pub(crate) fn network_of(&self, world: &World, namespace: &str) -> Option<NetworkName> {
-        let network = if Arc::ptr_eq(&self.networks, &world.networks) {
+        if Arc::ptr_eq(&self.networks, &world.networks) {
             primary_network(world, &self.claims, namespace)
         } else {
             // Not looked at yet: the next look finds them changed.
             primary_network(world, &claims(world), namespace)
-        };
-        network.map(|name| NetworkName::from(name.as_str()))
+        }
     }
 }
 
@@ -93,7 +92,8 @@ mod tests {
     fn world(namespaces: usize) -> World {
         let network = |name: &str, spec: serde_json::Value| {
             let object = knit_api::Network::new(name, serde_json::from_value(spec).expect("a spec"));
-            (name.to_owned(), Arc::new(Network::from(object)))
+            let network = Network::try_from(object).expect("a name");
+            (network.name().clone(), Arc::new(network))
         };
         let red = json!({"topology": "Layer3", "primaryFor": {"matchLabels": {"team": "red"}}});
         let networks = [network("default", json!({"topology": "Layer3"})), network("red", red)];

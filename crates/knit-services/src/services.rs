@@ -14,7 +14,7 @@ use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState, Stopped
 use knit_objects::Objects;
 use knit_proxy::backends::Backends;
 use knit_proxy::metrics::{merge_texts, text};
-use knit_runtime::{Network, Protocol};
+use knit_runtime::{Network, NetworkName, Protocol};
 use knit_types::sync::Locked;
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
@@ -97,7 +97,7 @@ pub(crate) enum Command {
 /// gone, the state says so.
 struct Held {
     id: u64,
-    network: String,
+    network: NetworkName,
     commands: mpsc::UnboundedSender<Command>,
     state: watch::Receiver<ServicesState>,
 }

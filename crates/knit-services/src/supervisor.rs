@@ -231,9 +231,9 @@ impl Supervisor {
 
     fn keep_network(&mut self, network: &NetworkName) {
         self.keeping.retain(|_, task| !task.is_finished());
-        let known = self.world.borrow().networks.contains_key(network.as_str());
+        let known = self.world.borrow().networks.contains_key(network);
         if known && !self.keeping.contains_key(network) {
-            let (core, name) = (self.core.clone(), network.to_string());
+            let (core, name) = (self.core.clone(), network.clone());
             let task = tokio::spawn(async move { core.keep_network(&name).await });
             self.keeping.insert(network.clone(), task);
         }

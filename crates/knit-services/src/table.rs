@@ -465,7 +465,7 @@ mod tests {
         // The Network allows it.
         let events = table.set_open(BTreeSet::from([NetworkName::default(), "blue".into()]));
         assert_eq!(events.len(), 1);
-        assert!(events[0].0 == "blue".into() && has(&events[0].1));
+        assert!(events[0].0 == "blue" && has(&events[0].1));
         assert_eq!(table.external_networks(), BTreeSet::from(["blue".into()]));
         assert_eq!(table.denied(&"sky/web".into()), None);
         assert!(table.service(&"sky/web".into()).is_some_and(|s| !s.external_ips.is_empty()));

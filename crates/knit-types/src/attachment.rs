@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::family::{Family, HasFamily};
 use crate::mac::Mac;
-use crate::name::{InterfaceName, SandboxId};
+use crate::name::{InterfaceName, NetworkName, SandboxId};
 use crate::protocol::Protocol;
 
 /// The pod that an attachment is for. A plain CNI client knows only its sandbox.
@@ -49,7 +49,7 @@ pub struct Attachment {
     /// The pod.
     pub pod: Pod,
     /// The Network's name.
-    pub network: String,
+    pub network: NetworkName,
     /// The interface's name in the pod.
     pub interface: InterfaceName,
     /// Its addresses.

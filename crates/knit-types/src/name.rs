@@ -5,6 +5,7 @@ use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -25,11 +26,12 @@ pub struct InterfaceName(IfName);
 #[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SandboxId(Arc<str>);
 
-/// The name of a Network.
+/// The name of a Network. It is parsed once, where it comes in: from an object, a request, the ledger or a
+/// runtime's answer.
 ///
 /// The default Network needs no allocation, so that a cluster which has only that one pays nothing for the
 /// idea.
-#[derive(Clone, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Default, Eq, PartialEq)]
 pub struct NetworkName(Option<Arc<str>>);
 
 /// A text that cannot be the name of an interface.
@@ -224,7 +226,7 @@ impl NetworkName {
     /// # Errors
     /// When no Network can have it: it is not 1 to 63 lower-case letters, digits, dots and hyphens, with a
     /// letter or digit at both ends.
-    pub fn parse(name: impl AsRef<str>) -> Result<Self, InvalidNetworkName> {
+    pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidNetworkName> {
         let name = name.as_ref();
         let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
         let inner = |b: &u8| edge(Some(b)) || matches!(b, b'-' | b'.');
@@ -233,7 +235,7 @@ impl NetworkName {
         if !fits || !edge(bytes.first()) || !edge(bytes.last()) {
             return Err(InvalidNetworkName(shortened(name)));
         }
-        Ok(name.into())
+        Ok(Self((name != Self::DEFAULT).then(|| name.into())))
     }
 
     /// The name as text.
@@ -249,15 +251,77 @@ impl NetworkName {
     }
 }
 
-impl From<&str> for NetworkName {
-    fn from(name: &str) -> Self {
-        Self((name != Self::DEFAULT).then(|| name.into()))
+/// A name that is written in the program. Any other comes by [`NetworkName::new`].
+///
+/// # Panics
+/// When no Network can have it.
+impl From<&'static str> for NetworkName {
+    fn from(name: &'static str) -> Self {
+        Self::new(name).expect("a name in the program is a valid one")
     }
 }
 
-impl From<String> for NetworkName {
-    fn from(name: String) -> Self {
-        name.as_str().into()
+impl From<&Self> for NetworkName {
+    fn from(name: &Self) -> Self {
+        name.clone()
+    }
+}
+
+/// A name is looked up and shown as the text that it is.
+impl Deref for NetworkName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+/// By text: a map of names is searched by text, too.
+impl Hash for NetworkName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl Ord for NetworkName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_str().cmp(other.as_str())
+    }
+}
+
+impl PartialOrd for NetworkName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq<&Self> for NetworkName {
+    fn eq(&self, other: &&Self) -> bool {
+        self == *other
+    }
+}
+
+impl PartialEq<String> for NetworkName {
+    fn eq(&self, other: &String) -> bool {
+        self.as_str() == other
+    }
+}
+
+impl PartialEq<NetworkName> for str {
+    fn eq(&self, other: &NetworkName) -> bool {
+        self == other.as_str()
+    }
+}
+
+impl PartialEq<NetworkName> for String {
+    fn eq(&self, other: &NetworkName) -> bool {
+        self == other.as_str()
+    }
+}
+
+impl PartialEq<NetworkName> for &str {
+    fn eq(&self, other: &NetworkName) -> bool {
+        *self == other.as_str()
     }
 }
 
@@ -357,13 +421,12 @@ macro_rules! checked {
 }
 
 text!(IfName, InterfaceName, SandboxId, NetworkName);
-checked!(IfName: InvalidInterfaceName, InterfaceName: InvalidInterfaceName, SandboxId: InvalidSandboxId);
-
-impl<'de> Deserialize<'de> for NetworkName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(Self::from)
-    }
-}
+checked!(
+    IfName: InvalidInterfaceName,
+    InterfaceName: InvalidInterfaceName,
+    SandboxId: InvalidSandboxId,
+    NetworkName: InvalidNetworkName
+);
 
 #[cfg(test)]
 mod tests {
@@ -424,14 +487,16 @@ mod tests {
     #[test]
     fn a_network_can_have_the_names_that_the_api_server_and_labels_take() {
         for good in ["blue", "a", "9", "tenant-1.blue", &"x".repeat(63)] {
-            assert_eq!(NetworkName::parse(good).expect(good).as_str(), good);
+            assert_eq!(NetworkName::new(good).expect(good).as_str(), good);
         }
         for bad in
             ["", "Blue", "-a", "a-", ".a", "a.", "a b", "a_b", "ns/blue", "blue\n", "é", &"x".repeat(64)]
         {
-            let error = NetworkName::parse(bad).expect_err(bad).to_string();
+            let error = NetworkName::new(bad).expect_err(bad).to_string();
             assert!(error.ends_with("is not a valid Network name: write one such as blue"), "{error}");
             assert!(error.len() < 300 && !error.contains('\n'), "{error}");
+            let json = serde_json::to_string(bad).expect("JSON");
+            assert!(serde_json::from_str::<NetworkName>(&json).is_err(), "{bad:?} was read");
         }
     }
 
@@ -443,6 +508,10 @@ mod tests {
         let name = InterfaceName::new("eth0").expect("a name");
         assert_eq!(BTreeMap::from([(name.clone(), 1)]).get("eth0"), Some(&1));
         assert_eq!(HashMap::from([(name, 1)]).get("eth0"), Some(&1));
+        let networks = BTreeMap::from(["blue", "default", "red"].map(|name| (NetworkName::from(name), name)));
+        assert!(networks.iter().all(|(name, text)| name == text && networks.get(*text) == Some(text)));
+        assert_eq!(networks.values().copied().collect::<Vec<_>>(), ["blue", "default", "red"], "by text");
+        assert_eq!(HashMap::from([(NetworkName::default(), 1)]).get("default"), Some(&1));
     }
 
     #[test]

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use knit_conformance::{ADDRESSES, Error, ExistingNetwork, Report};
 use knit_kernel::testing::in_namespaces;
 use knit_runtime::{
-    Address, AttachRequest, Attachment, Info, InterfaceName, Network, NetworkId, Pod, Reason, Result,
-    Runtime, SandboxId, Status, Subnet, Topology, feature,
+    Address, AttachRequest, Attachment, Info, InterfaceName, Network, NetworkId, NetworkName, Pod, Reason,
+    Result, Runtime, SandboxId, Status, Subnet, Topology, feature,
 };
 
 use crate::bridge::BridgeRuntime;
@@ -29,7 +29,7 @@ impl Runtime for Fixed {
         Err(knit_runtime::Error::new(Reason::Unsupported, "its Network is there"))
     }
 
-    async fn remove_network(&self, _: &str) -> Result<()> {
+    async fn remove_network(&self, _: &NetworkName) -> Result<()> {
         Err(knit_runtime::Error::new(Reason::Unsupported, "its Network stays"))
     }
 

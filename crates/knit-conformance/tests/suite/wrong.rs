@@ -11,8 +11,8 @@ use knit_kernel::addr::Address as KernelAddress;
 use knit_kernel::link::Change;
 use knit_kernel::{Handle, IfName, NetNs};
 use knit_runtime::{
-    Address, AttachRequest, Attachment, Dns, Error, Info, InterfaceName, Network, Pod, Reason, Result,
-    Runtime, SandboxId, Status,
+    Address, AttachRequest, Attachment, Dns, Error, Info, InterfaceName, Network, NetworkName, Pod, Reason,
+    Result, Runtime, SandboxId, Status,
 };
 use knit_types::sync::Locked;
 use tokio::sync::Barrier;
@@ -144,7 +144,7 @@ impl Runtime for Wrong {
         self.inner.setup_network(&network).await
     }
 
-    async fn remove_network(&self, name: &str) -> Result<()> {
+    async fn remove_network(&self, name: &NetworkName) -> Result<()> {
         let result = self.inner.remove_network(name).await;
         if self.is(Defect::RemovesInUse) { Ok(()) } else { self.out(result) }
     }

@@ -1,7 +1,6 @@
 //! What the controller reads: a cache of each kind, of which only what counts is kept, and what has changed
 //! in them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::{FutureExt, select_all};
@@ -39,11 +38,7 @@ impl Caches {
         let expect = "a watch without selectors starts";
         Self {
             classes: objects.watch().cache().expect(expect),
-            networks: objects
-                .watch::<knit_api::Network>()
-                .map(|network| Some(Network::from(network)))
-                .cache()
-                .expect(expect),
+            networks: objects.watch::<knit_api::Network>().map(network).cache().expect(expect),
             blocks: objects
                 .watch::<AddressBlock>()
                 .map(|block| Some(BlockView::of(block)))
@@ -122,10 +117,13 @@ impl Caches {
 
     /// The Networks and the blocks, and nothing else.
     pub(super) fn networks_and_blocks(&self) -> Cluster {
-        fn by_name<T>(cache: &Cache<T>) -> BTreeMap<String, Arc<T>> {
-            cache.list().into_iter().map(|(key, object)| (key.name().to_owned(), object)).collect()
+        let networks = self.networks.list().into_iter();
+        let blocks = self.blocks.list().into_iter();
+        Cluster {
+            networks: networks.map(|(_, network)| (network.name().clone(), network)).collect(),
+            blocks: blocks.map(|(key, block)| (key.name().to_owned(), block)).collect(),
+            ..Cluster::default()
         }
-        Cluster { networks: by_name(&self.networks), blocks: by_name(&self.blocks), ..Cluster::default() }
     }
 
     /// Takes over what has changed since the last time, and nothing else.
@@ -139,7 +137,12 @@ impl Caches {
         let place = |key: &Key| (key.namespace().unwrap_or_default().to_owned(), key.name().to_owned());
         known.apply(Change::HearsAgents(self.leases.connection().borrow().is_connected()));
         each(&self.classes, |key, class| known.apply(Change::Class(name(&key), class)));
-        each(&self.networks, |key, network| known.apply(Change::Network(name(&key), network)));
+        each(&self.networks, |key, network| {
+            // Of any other name none was read.
+            if let Ok(name) = key.name().parse() {
+                known.apply(Change::Network(name, network));
+            }
+        });
         each(&self.nodes, |key, node| known.apply(Change::Node(name(&key), node)));
         each(&self.node_networks, |key, said| known.apply(Change::NodeNetwork(name(&key), said)));
         each(&self.blocks, |key, block| known.apply(Change::Block(name(&key), block)));
@@ -156,6 +159,11 @@ impl Caches {
             known.apply(Change::ServiceRanges(ranges));
         }
     }
+}
+
+fn network(object: knit_api::Network) -> Option<Network> {
+    let read = Network::try_from(object);
+    read.inspect_err(|error| tracing::warn!(%error, "a Network cannot be read and is left out")).ok()
 }
 
 pub(super) fn any_change(changes: &mut [watch::Receiver<Progress>]) -> futures::future::BoxFuture<'_, ()> {

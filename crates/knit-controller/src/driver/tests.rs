@@ -6,7 +6,10 @@ use knit_apiserver::{Config as ApiConfig, Handle, Server, StoreOptions};
 use knit_objects::{Source, Write};
 use serde_json::{Value, json};
 
+use super::writes::{Attempt, Done};
 use super::*;
+use crate::cluster::WriteFailure;
+use crate::plan::{Action, Lane};
 
 /// An API server with the namespace of the controller.
 async fn api() -> (Handle, Objects) {
@@ -278,7 +281,12 @@ async fn a_slow_webhook_on_attachments_held_up_blocks_and_taints() {
     for _ in 0..100 {
         writers.begin(Attempt { lane: Lane::Users, work: std::future::pending().boxed() });
     }
-    let action = Action::ReleaseBlock { name: "b".into(), uid: "u".into(), why: "the node is gone".into() };
+    let action = Action::ReleaseBlock {
+        name: "b".into(),
+        uid: "u".into(),
+        resource_version: None,
+        why: "the node is gone".into(),
+    };
     assert_eq!(action.lane(), Lane::Nodes);
     let done = Done { action: action.clone(), result: Some(Ok(())), numbers: None };
     writers.begin(Attempt { lane: action.lane(), work: std::future::ready(done).boxed() });

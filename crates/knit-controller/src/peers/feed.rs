@@ -289,7 +289,9 @@ impl Feed {
         if !any {
             return;
         }
-        let networks = by_name(&self.small.networks);
+        let networks = self.small.networks.list().into_iter();
+        let networks: BTreeMap<_, _> =
+            networks.map(|(_, network)| (network.name().clone(), network)).collect();
         let facts: BTreeMap<Name, NetworkFacts> =
             networks.iter().map(|(name, network)| (name.as_str().into(), network_facts(network))).collect();
         for (name, facts) in changed(&self.seen.networks, &facts) {

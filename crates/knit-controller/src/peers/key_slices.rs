@@ -63,7 +63,7 @@ impl KeySlices {
     pub(super) fn want<'a>(
         &mut self,
         keys: impl Iterator<Item = (&'a Name, &'a BTreeSet<Name>)>,
-        changed: &BTreeSet<NetworkAndNode>,
+        unwritten: &BTreeSet<NetworkAndNode>,
     ) {
         let keys: BTreeMap<&Name, &BTreeSet<Name>> = keys.collect();
         for network in keys.keys() {
@@ -75,8 +75,9 @@ impl KeySlices {
             let wanted = keys.get(network).copied().unwrap_or(&nothing);
             if *wanted != list.wanted {
                 let from = (network.clone(), Name::default());
-                let of_network = changed.range(from..).take_while(|(name, _)| name == network);
-                list.want(wanted, of_network.map(|(_, node)| node));
+                let of_network = unwritten.range(from..).take_while(|(name, _)| name == network);
+                let nodes = of_network.map(|(_, node)| node).filter(|node| !node.is_empty());
+                list.want(wanted, nodes);
             }
         }
         self.networks.retain(|_, list| !list.is_nothing());
@@ -138,7 +139,7 @@ impl KeySlices {
 // === impl OfNetwork ===
 
 impl OfNetwork {
-    fn want<'a>(&mut self, wanted: &BTreeSet<Name>, changed: impl Iterator<Item = &'a Name>) {
+    fn want<'a>(&mut self, wanted: &BTreeSet<Name>, unwritten: impl Iterator<Item = &'a Name>) {
         for arriving in [&mut self.on_their_way, &mut self.next] {
             arriving.keys.retain(|key| wanted.contains(key));
         }
@@ -148,7 +149,7 @@ impl OfNetwork {
         let new: Vec<Name> = wanted.iter().filter(is_new).cloned().collect();
         if !new.is_empty() {
             self.next.keys.extend(new);
-            self.next.nodes.extend(changed.cloned());
+            self.next.nodes.extend(unwritten.cloned());
         }
         self.wanted.clone_from(wanted);
         self.take_turns();
@@ -258,6 +259,8 @@ mod tests {
     enum Step {
         /// Policies ask for these.
         Want(Vec<bool>),
+        /// They ask for the pods of this node, or no longer do: these have no slice then.
+        Ask(usize, bool),
         /// What is due is written; these writes are done, and of these nobody hears.
         Write { done: [bool; 4], heard: [bool; 4] },
         /// Another controller goes on.
@@ -267,6 +270,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             3 => prop::collection::vec(any::<bool>(), 3).prop_map(Step::Want),
+            1 => (0..3_usize, any::<bool>()).prop_map(|(node, asked)| Step::Ask(node, asked)),
             5 => (any::<[bool; 4]>(), any::<[bool; 4]>())
                 .prop_map(|(done, heard)| Step::Write { done, heard }),
             1 => Just(Step::Restart),
@@ -285,17 +289,20 @@ mod tests {
             let mut list: BTreeSet<Name> = BTreeSet::new();
             let mut slices: BTreeMap<&str, BTreeSet<Name>> = BTreeMap::new();
             let mut pending: BTreeSet<&str> = BTreeSet::new();
-            let told = |node: &str, wanted: &BTreeSet<Name>| -> BTreeSet<Name> {
-                let has = PODS.iter().find(|(name, _)| *name == node).map_or(&[][..], |(_, has)| has);
-                has.iter().map(|key| Name::from(*key)).filter(|key| wanted.contains(key)).collect()
+            let mut asked = [true; 3];
+            // What a node's slice should be, if it has one.
+            let told = |at: usize, wanted: &BTreeSet<Name>, asked: &[bool; 3]| {
+                let keys = PODS[at].1.iter().map(|key| Name::from(*key));
+                asked[at].then(|| keys.filter(|key| wanted.contains(key)).collect::<BTreeSet<Name>>())
             };
-            let mut last: BTreeMap<&str, BTreeSet<Name>> = BTreeMap::new();
+            let mut last: BTreeMap<&str, Option<BTreeSet<Name>>> = BTreeMap::new();
             for step in steps {
                 match step {
                     Step::Want(which) => {
                         let which = keys.iter().zip(which).filter(|(_, wanted)| *wanted);
                         wanted = which.map(|(key, _)| Name::from(*key)).collect();
                     }
+                    Step::Ask(node, is_asked) => asked[node] = is_asked,
                     Step::Restart => {
                         (lists, last) = (KeySlices::default(), BTreeMap::new());
                         lists.read(&blue, list.clone());
@@ -307,7 +314,10 @@ mod tests {
                         let sent = lists.send(&blue);
                         for (place, (node, _)) in PODS.iter().enumerate() {
                             if nodes.contains(node) && done[place] {
-                                slices.insert(node, told(node, &wanted));
+                                match told(place, &wanted, &asked) {
+                                    Some(slice) => drop(slices.insert(node, slice)),
+                                    None => drop(slices.remove(node)),
+                                }
                                 if heard[place] {
                                     pending.remove(node);
                                     lists.written(&(blue.clone(), (*node).into()));
@@ -322,15 +332,14 @@ mod tests {
                         }
                     }
                 }
-                let mut changed = BTreeSet::new();
-                for (node, _) in PODS {
-                    let now = told(node, &wanted);
+                for (at, (node, _)) in PODS.iter().enumerate() {
+                    let now = told(at, &wanted, &asked);
                     if last.insert(node, now.clone()) != Some(now) {
-                        changed.insert((blue.clone(), Name::from(node)));
                         pending.insert(node);
                     }
                 }
-                lists.want([(&blue, &wanted)].into_iter(), &changed);
+                let unwritten = pending.iter().map(|node| (blue.clone(), Name::from(*node))).collect();
+                lists.want([(&blue, &wanted)].into_iter(), &unwritten);
                 for (node, has) in PODS {
                     for key in has.iter().filter(|key| list.contains(**key)) {
                         let slice = slices.get(node);
@@ -347,7 +356,6 @@ mod tests {
                     match lists.blocks(&blue) {
                         true => drop(pending.insert(node)),
                         false => {
-                            slices.insert(node, told(node, &wanted));
                             lists.written(&(blue.clone(), node.into()));
                         }
                     }

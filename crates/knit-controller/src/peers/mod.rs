@@ -74,6 +74,7 @@ pub(crate) async fn run(
         last: None,
         written: BTreeMap::new(),
         keys: KeySlices::default(),
+        most_parts: BTreeMap::new(),
         failing: false,
     };
     let feed = Feed::start(objects, small, left, recorder);
@@ -103,9 +104,8 @@ async fn keep(mut feed: Feed, mut writer: Writer, mut peers: Peers) {
         if compares {
             writer.read_keys();
         }
-        let changed = peers.settle(now);
-        writer.keys.want(peers.label_keys(), &changed);
-        pending.extend(changed);
+        pending.extend(peers.settle(now));
+        writer.keys.want(peers.label_keys(), &pending);
         pending.extend(writer.keys.due().map(key_slice));
         if compares {
             compared = Some(Instant::now());
@@ -152,6 +152,8 @@ struct Writer {
     written: BTreeMap<NetworkAndNode, Instant>,
     /// Which labels slices of each Network tell of.
     keys: KeySlices,
+    /// How many objects a place has had at most.
+    most_parts: BTreeMap<NetworkAndNode, usize>,
     /// A write failed, and that was said.
     failing: bool,
 }
@@ -245,6 +247,8 @@ impl Writer {
                     let further = (1..of_place.len()).map(|_| self.bucket.take(rate::PEER_SLICES, steady));
                     further.take_while(Result::is_ok).for_each(drop);
                     self.last = Some(place.clone());
+                    let most = self.most_parts.entry(place.clone()).or_default();
+                    *most = (*most).max(of_place.len());
                     writes.extend(of_place.into_iter().map(|write| (place.clone(), write)));
                 }
             }
@@ -280,6 +284,9 @@ impl Writer {
             self.failing = false;
         }
         for place in tried.difference(&failed) {
+            if !wanted.contains_key(place) {
+                self.most_parts.remove(place);
+            }
             match keys_sent.remove(&place.0).filter(|_| is_key_slice(place)) {
                 Some(keys) => self.keys.sent(&place.0, keys),
                 None => self.keys.written(place),
@@ -321,9 +328,11 @@ impl Writer {
                 writes.push(apply(place, index, spec));
             }
         }
+        let waits = self.keys.waits_for(place);
+        let maybe = self.most_parts.get(place).copied().filter(|_| waits).unwrap_or_default();
         loop {
             let key = Key::cluster(slice_name(place, part));
-            if self.actual.get(&key).is_none() {
+            if part >= maybe && self.actual.get(&key).is_none() {
                 return writes;
             }
             writes.push(Write::delete::<PolicyPeerSlice>(key));

@@ -7,7 +7,7 @@ use knit_api::conditions::{network as reasons, network_class};
 use knit_api::names::DEFAULT_NETWORK;
 use knit_ipam::{Pool, Standing};
 use knit_model::{Network, overlap};
-use knit_types::chain;
+use knit_types::{NetworkName, chain};
 
 use super::index::Index;
 use super::primary::Primaries;
@@ -42,7 +42,7 @@ impl Verdict<'_> {
 pub(super) fn verdicts<'a>(
     cluster: &'a Cluster,
     index: &Index<'a>,
-    ids: &BTreeMap<String, u32>,
+    ids: &BTreeMap<NetworkName, u32>,
 ) -> Verdicts<'a> {
     let primaries = index.primaries();
     let mut of_network = BTreeMap::new();
@@ -67,7 +67,7 @@ pub(super) fn verdicts<'a>(
 fn invalid(
     name: &str,
     cluster: &Cluster,
-    ids: &BTreeMap<String, u32>,
+    ids: &BTreeMap<NetworkName, u32>,
     primaries: &Primaries,
 ) -> Option<String> {
     let Some(id) = ids.get(name) else {

@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Taint};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
-use knit_api::names::CONTROLLER_MANAGER;
+use knit_api::names::{CONTROLLER_MANAGER, RECLAIM_ANNOTATION};
 use knit_api::{
     AddressBlock, Network, NetworkAttachment, NetworkAttachmentStatus, NetworkClass, NetworkClassStatus,
     NetworkStatus,
@@ -46,6 +46,19 @@ pub enum Action {
         name: String,
         /// Which one of that name.
         uid: String,
+        /// The only version that may be taken, if only one may.
+        resource_version: Option<String>,
+        /// The reason, in words.
+        why: String,
+    },
+    /// Tell a node that one of its blocks is wanted back, or is not any more.
+    WantBlock {
+        /// The block's name.
+        name: String,
+        /// The version that this was made for.
+        resource_version: String,
+        /// What the node repeats once it has given it up; nothing if it may keep it.
+        reclaim: Option<String>,
         /// The reason, in words.
         why: String,
     },
@@ -185,7 +198,7 @@ impl Action {
             Self::MakeClass(class) => subject("networkclasses", &name(&class.metadata)),
             Self::MakeNetwork(network) => subject("networks", &name(&network.metadata)),
             Self::GiveBlock(block) => subject("addressblocks", &name(&block.metadata)),
-            Self::ReleaseBlock { name, .. } => subject("addressblocks", name),
+            Self::ReleaseBlock { name, .. } | Self::WantBlock { name, .. } => subject("addressblocks", name),
             Self::NetworkStatus { name, .. } => subject("networks/status", name),
             Self::ClassStatus { name, .. } => subject("networkclasses/status", name),
             Self::AttachmentStatus { namespace, name, .. }
@@ -216,7 +229,9 @@ impl Action {
             | Self::ClassStatus { .. }
             | Self::KeepNumber(_)
             | Self::Finalizers { .. } => Lane::Networks,
-            Self::GiveBlock(_) | Self::ReleaseBlock { .. } | Self::Taints { .. } => Lane::Nodes,
+            Self::GiveBlock(_) | Self::ReleaseBlock { .. } | Self::WantBlock { .. } | Self::Taints { .. } => {
+                Lane::Nodes
+            }
         }
     }
 
@@ -273,8 +288,16 @@ impl Action {
             Self::MakeClass(class) => Write::create(class),
             Self::MakeNetwork(network) => Write::create(network),
             Self::GiveBlock(block) => Write::create(block),
-            Self::ReleaseBlock { name, uid, .. } => {
-                Write::delete_uid::<AddressBlock>(Key::cluster(name.as_str()), uid.clone())
+            Self::ReleaseBlock { name, uid, resource_version, .. } => {
+                let write = Write::delete_uid::<AddressBlock>(Key::cluster(name.as_str()), uid.clone());
+                match resource_version {
+                    Some(version) => write.if_version(version),
+                    None => write,
+                }
+            }
+            Self::WantBlock { name, resource_version, reclaim, .. } => {
+                let patch = json!({ "metadata": { "annotations": { RECLAIM_ANNOTATION: reclaim } } });
+                Write::merge::<AddressBlock>(Key::cluster(name.as_str()), patch).if_version(resource_version)
             }
             Self::NetworkStatus { name, resource_version, status } => {
                 Write::status::<Network>(Key::cluster(name.as_str()), status, CONTROLLER_MANAGER)
@@ -336,6 +359,8 @@ impl fmt::Display for Action {
                 write!(f, " as {}", name(&block.metadata.name))
             }
             Self::ReleaseBlock { name, why, .. } => write!(f, "release {name}: {why}"),
+            Self::WantBlock { name, reclaim: Some(_), why, .. } => write!(f, "ask for {name} back: {why}"),
+            Self::WantBlock { name, reclaim: None, why, .. } => write!(f, "leave {name} to its node: {why}"),
             Self::NetworkStatus { name, status, .. } => {
                 write!(f, "status of Network {name}:")?;
                 if let Some(id) = status.id {

@@ -12,6 +12,7 @@ use knit_api::names::{DEFAULT_NETWORK, MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LAB
 use knit_api::{AddressBlock, AddressBlockSpec, NodeNetworkStatusNetwork};
 use knit_ipam::{Block, BlockQuery, Family, Growth, Pool, next_block};
 use knit_model::Network;
+use knit_types::NetworkName;
 
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Note, Plan, subject};
@@ -36,7 +37,7 @@ const REMEMBER_REFUSAL: Duration = Duration::from_secs(60);
 struct Books<'a> {
     index: Index<'a>,
     /// Those that are not seen yet, by Network.
-    of_network: BTreeMap<String, Vec<Block>>,
+    of_network: BTreeMap<NetworkName, Vec<Block>>,
     /// The same, by node.
     of_node: HashMap<String, Vec<Block>>,
 }
@@ -103,7 +104,8 @@ fn ask_again(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &mut Plan) 
     let unknown = memory.blocks.iter().filter(|(_, known)| known.again.is_some());
     let names: Vec<String> = unknown.map(|(name, _)| name.clone()).collect();
     for name in names {
-        let network = memory.blocks.get(&name).and_then(|known| cluster.networks.get(&known.block.network));
+        let network =
+            memory.blocks.get(&name).and_then(|known| cluster.networks.get(known.block.network.as_str()));
         if network.is_none_or(|network| network.is_being_deleted())
             || plan.leaves_out(memory, &subject("addressblocks", &name), now)
         {
@@ -276,7 +278,7 @@ pub(super) fn release(
     candidates.extend(departed.iter().flat_map(|node| index.blocks_on(node)).map(|(name, _)| name));
     for name in candidates {
         let Some(block) = cluster.blocks.get(name).filter(|block| !block.deleting) else { continue };
-        let why = match cluster.networks.get(&block.network) {
+        let why = match cluster.networks.get(block.network.as_str()) {
             None => Some(format!("Network {} is gone", block.network)),
             Some(network) if network.is_being_deleted() => {
                 let unused = index.user_of(&block.network).is_none();
@@ -299,7 +301,8 @@ pub(super) fn release(
             return plan.again_at(next);
         }
         memory.blocks.remove(name);
-        plan.actions.push(Action::ReleaseBlock { name: name.to_owned(), uid: block.uid.clone(), why });
+        let (name, uid) = (name.to_owned(), block.uid.clone());
+        plan.actions.push(Action::ReleaseBlock { name, uid, resource_version: None, why });
     }
 }
 
@@ -311,7 +314,12 @@ fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books<'_>, network
     let asks = |node: &str, here: &NodeNetworkStatusNetwork| {
         usize::try_from(here.blocks).is_ok_and(|known| known >= books.count(network, node))
     };
-    let asking = index.asking(network).filter(|(node, here)| asks(node, here)).map(|(node, _)| node);
+    // One of whose blocks is wanted back has that one again first.
+    let has_all = |node: &str| {
+        index.blocks_on(node).all(|(_, block)| block.network != network || block.reclaim.is_none())
+    };
+    let asking = index.asking(network).filter(|(node, here)| asks(node, here) && has_all(node));
+    let asking = asking.map(|(node, _)| node);
     if network != DEFAULT_NETWORK {
         return asking.collect();
     }
@@ -396,7 +404,7 @@ fn object_of(block: &Block, network: &Network) -> AddressBlock {
             ..ObjectMeta::default()
         },
         spec: AddressBlockSpec {
-            network: block.network().to_owned(),
+            network: block.network().to_string(),
             node: block.node().to_owned(),
             ipv4: range(Family::V4),
             ipv6: range(Family::V6),

@@ -109,7 +109,7 @@ fn device(network: &Network, cut: Cut) -> Option<Device> {
     let yes = |yes: bool| DeviceAttribute { bool: Some(yes), ..DeviceAttribute::default() };
     let has = |family| yes(pool.subnet(family).is_some());
     let attributes = [
-        (names::POD_NETWORK_ATTRIBUTE, text(network.name().to_owned())),
+        (names::POD_NETWORK_ATTRIBUTE, text(network.name().to_string())),
         (names::POD_NETWORK_KIND_ATTRIBUTE, text(names::POD_NETWORK_KIND.to_owned())),
         ("topology", text(network.topology().to_string())),
         ("ipv4", has(knit_api::Family::V4)),

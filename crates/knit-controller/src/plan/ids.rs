@@ -4,14 +4,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use knit_types::NetworkName;
+
 use crate::cluster::{Cluster, Memory};
 
 /// The largest VNI.
 const MAX_VNI: u32 = (1 << 24) - 1;
 
 /// Each Network's number. Those that have none get the next one above all that are known or were ever given.
-pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<String, u32> {
-    let mut ids: BTreeMap<String, u32> = BTreeMap::new();
+pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<NetworkName, u32> {
+    let mut ids: BTreeMap<NetworkName, u32> = BTreeMap::new();
     for (name, network) in &cluster.networks {
         let uid = network.uid().to_owned();
         let known = network.id().or_else(|| memory.ids.get(&uid).copied());

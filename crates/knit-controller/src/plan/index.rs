@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_api::{Family, NodeNetworkStatusNetwork};
+use knit_api::{Family, NodeNetworkStatusNetwork, SpareBlock};
 use knit_ipam::Block;
 use knit_model::Network;
 
-use super::kept::{Indexed, Kept, OfNetwork, OfRuntime};
+use super::kept::{Indexed, Kept, OfNetwork, OfRuntime, spare_of};
 use super::primary::Primaries;
 use crate::cluster::{AttachmentView, BlockView, Cluster, NamespaceView};
 
@@ -64,7 +64,7 @@ impl<'a> Index<'a> {
     pub(super) fn lingering(&self, network: &str) -> impl Iterator<Item = &'a Block> {
         let (departed, network) = (self.departed, network.to_owned());
         let of_nodes = self.kept.lingering.iter().filter(move |(node, _)| !departed.contains(*node));
-        of_nodes.flat_map(|(_, blocks)| blocks).filter(move |block| block.network() == network)
+        of_nodes.flat_map(|(_, blocks)| blocks).filter(move |block| *block.network() == network)
     }
 
     /// The names of all Networks of which there is a block, with its blocks.
@@ -77,6 +77,30 @@ impl<'a> Index<'a> {
     pub(super) fn blocks_on(&self, node: &str) -> impl Iterator<Item = (&'a str, &'a BlockView)> {
         let names = self.kept.nodes.get(node).into_iter().flat_map(|of| &of.blocks);
         names.filter_map(|name| Some((name.as_str(), &**self.cluster.blocks.get(name)?)))
+    }
+
+    /// Blocks that are wanted back.
+    pub(super) fn reclaimed(&self) -> impl Iterator<Item = &'a str> {
+        self.kept.reclaimed.iter().map(String::as_str)
+    }
+
+    /// Nodes that can do without some of their blocks, with what they say of each.
+    pub(super) fn with_spare(&self) -> impl Iterator<Item = (&'a str, &'a SpareBlock)> {
+        let cluster = self.cluster;
+        self.kept.with_spare.iter().flat_map(move |node| {
+            let said = cluster.node_networks.get(node);
+            said.into_iter().flat_map(|said| spare_of(said)).map(move |spare| (node.as_str(), spare))
+        })
+    }
+
+    /// What a node says of one of its blocks that it can do without.
+    pub(super) fn spare(&self, node: &str, block: &str) -> Option<&'a SpareBlock> {
+        spare_of(self.cluster.node_networks.get(node)?).iter().find(|spare| spare.name == block)
+    }
+
+    /// Whether a node wants a block of a Network.
+    pub(super) fn is_asking(&self, network: &str, node: &str) -> bool {
+        self.network(network).is_some_and(|of| of.asking.contains(node))
     }
 
     /// Blocks of the default Network that are a podCIDR which their Node does not have.

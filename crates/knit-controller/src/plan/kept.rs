@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_api::names::DEFAULT_NETWORK;
-use knit_api::{Family, HeldRanges, NetworkClass, NodeNetwork, NodeNetworkStatusNetwork};
+use knit_api::{Family, HeldRanges, NetworkClass, NodeNetwork, NodeNetworkStatusNetwork, SpareBlock};
 use knit_ipam::Block;
 use knit_model::{AddressBlock, Network};
+use knit_types::NetworkName;
 
 use super::primary::{Primaries, primaries};
 use crate::cluster::{
@@ -32,7 +33,7 @@ pub enum Change {
     /// A NetworkClass.
     Class(String, Option<Arc<NetworkClass>>),
     /// A Network.
-    Network(String, Option<Arc<Network>>),
+    Network(NetworkName, Option<Arc<Network>>),
     /// An AddressBlock.
     Block(String, Option<Arc<BlockView>>),
     /// What a node says of itself.
@@ -78,6 +79,10 @@ pub(super) struct Kept {
     /// What nodes say they have and is in none of their blocks: pods still have addresses of blocks that were
     /// deleted.
     pub(super) lingering: BTreeMap<String, Vec<Block>>,
+    /// Blocks that are wanted back.
+    pub(super) reclaimed: BTreeSet<String>,
+    /// Nodes that can do without some of their blocks.
+    pub(super) with_spare: BTreeSet<String>,
     dirty: Dirty,
     /// Counts the objects that were looked at to keep all this: what a change costs.
     pub(super) work: u64,
@@ -208,7 +213,7 @@ impl Indexed {
             Change::HearsAgents(hears) => cluster.hears_agents = hears,
             Change::Network(name, network) => {
                 kept.dirty.primaries = true;
-                kept.dirty.networks.insert(name.clone());
+                kept.dirty.networks.insert(name.to_string());
                 put(&mut cluster.networks, name, network);
             }
             Change::Block(name, block) => {
@@ -236,6 +241,11 @@ impl Indexed {
                     if there {
                         kept.said(&name, &old, -1);
                     }
+                }
+                if said.as_ref().is_some_and(|said| !spare_of(said).is_empty()) {
+                    kept.with_spare.insert(name.clone());
+                } else {
+                    kept.with_spare.remove(&name);
                 }
                 if let Some(said) = said {
                     kept.runtimes(&said, 1);
@@ -304,6 +314,11 @@ fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Option<
     }
 }
 
+/// The blocks that a node says it can do without.
+pub(super) fn spare_of(said: &NodeNetwork) -> &[SpareBlock] {
+    said.status.as_ref().map_or(&[], |status| status.spare_blocks.as_slice())
+}
+
 /// The ranges that a node says it has.
 fn held(said: &NodeNetwork) -> Option<&[HeldRanges]> {
     said.status.as_ref().map(|status| status.held_ranges.as_slice())
@@ -334,6 +349,8 @@ impl Kept {
                     IpNet::V4(range) => (Some(range.trunc()), None),
                     IpNet::V6(range) => (None, Some(range.trunc())),
                 };
+                // What cannot be a Network has no addresses.
+                let Ok(network) = NetworkName::new(network) else { continue };
                 lingering.extend(Block::from_ranges(network, node, v4, v6));
             }
         }
@@ -358,12 +375,16 @@ impl Kept {
         self.dirty.networks.insert(block.network.clone());
         self.network(&block.network).blocks.insert(name.to_owned());
         self.nodes.entry(block.node.clone()).or_default().blocks.insert(name.to_owned());
+        if block.reclaim.is_some() {
+            self.reclaimed.insert(name.to_owned());
+        }
     }
 
     fn remove_block(&mut self, name: &str, block: &BlockView) {
         self.dirty.networks.insert(block.network.clone());
         self.in_network(&block.network, |of| _ = of.blocks.remove(name));
         self.in_node(&block.node, |of| _ = of.blocks.remove(name));
+        self.reclaimed.remove(name);
     }
 
     fn add_attachment(&mut self, place: &NamespacedName, view: &AttachmentView) {

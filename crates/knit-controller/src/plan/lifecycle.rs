@@ -98,7 +98,7 @@ pub(super) fn finalizers(
             continue;
         }
         let resource_version = network.resource_version().to_owned();
-        plan.actions.push(Action::Finalizers { name: name.clone(), resource_version, finalizers });
+        plan.actions.push(Action::Finalizers { name: name.to_string(), resource_version, finalizers });
     }
     if keep > 0 {
         plan.actions.push(Action::KeepNumber(numbers(memory, config, keep)));

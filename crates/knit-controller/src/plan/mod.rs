@@ -15,6 +15,7 @@ mod lifecycle;
 mod nodes;
 mod policies;
 mod primary;
+mod reclaim;
 mod share;
 mod status;
 mod taints;
@@ -62,6 +63,7 @@ impl Indexed {
         let verdicts = accept::verdicts(cluster, &index, &ids);
         blocks::give(cluster, &index, memory, &verdicts, now, &mut plan);
         blocks::release(cluster, &index, &departed, memory, now, &mut plan);
+        reclaim::blocks(cluster, &index, &verdicts, memory, now, &mut plan);
         status::networks(
             &status::Known { cluster, index: &index, ids: &ids, verdicts: &verdicts },
             memory,

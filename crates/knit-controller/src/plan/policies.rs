@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use knit_api::PolicyEnforcement;
 use knit_api::names::DEFAULT_NETWORK;
 use knit_model::{Claims, Network};
+use knit_types::NetworkName;
 
 use super::action::{Action, Plan, subject};
 use crate::cluster::{Cluster, Memory, Now, PolicyView};
@@ -63,7 +64,9 @@ fn enforced<'a>(cluster: &'a Cluster, config: &Config) -> impl Fn(&str) -> bool 
     let claims = Claims::of(cluster.networks.values());
     move |namespace| {
         let labels = cluster.namespaces.get(namespace).map(|view| &view.labels);
-        let primary = labels.and_then(|labels| claims.selecting(labels).next()).unwrap_or(DEFAULT_NETWORK);
+        let primary = labels
+            .and_then(|labels| claims.selecting(labels).next())
+            .map_or(DEFAULT_NETWORK, NetworkName::as_str);
         let ours = primary != DEFAULT_NETWORK || serves_default;
         all && ours && cluster.networks.get(primary).is_none_or(|network| is_enforced_in(network))
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use knit_api::names::DEFAULT_NETWORK;
 use knit_model::{Claims, Network};
+use knit_types::NetworkName;
 
 use crate::cluster::NamespaceView;
 
@@ -12,18 +13,18 @@ use crate::cluster::NamespaceView;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Primaries {
     /// The primary Network of each namespace; one that is not in it has the default Network.
-    pub of_namespace: BTreeMap<String, String>,
+    pub of_namespace: BTreeMap<String, NetworkName>,
     /// For each Network that did not get a namespace: the first such namespace, and who has it.
-    pub conflicts: BTreeMap<String, (String, String)>,
+    pub conflicts: BTreeMap<NetworkName, (String, NetworkName)>,
     /// Networks whose selector is wrong, and what is wrong with it.
-    pub invalid: BTreeMap<String, String>,
+    pub invalid: BTreeMap<NetworkName, String>,
 }
 
 /// Works out the primary Network of every namespace. Where several select one, the oldest has it: what worked
 /// goes on working when somebody adds a Network.
 #[must_use]
 pub fn primaries(
-    networks: &BTreeMap<String, Arc<Network>>,
+    networks: &BTreeMap<NetworkName, Arc<Network>>,
     namespaces: &BTreeMap<String, Arc<NamespaceView>>,
 ) -> Primaries {
     let claims = Claims::of(networks.values());

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use knit_api::NetworkStatus;
 use knit_api::conditions::network as reasons;
 use knit_model::Network;
+use knit_types::NetworkName;
 
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Plan, subject};
@@ -20,7 +21,7 @@ use crate::rate;
 pub(super) struct Known<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) index: &'a Index<'a>,
-    pub(super) ids: &'a BTreeMap<String, u32>,
+    pub(super) ids: &'a BTreeMap<NetworkName, u32>,
     pub(super) verdicts: &'a Verdicts<'a>,
 }
 
@@ -59,7 +60,7 @@ pub(super) fn networks(known: &Known<'_>, memory: &mut Memory, config: &Config, 
         }
         memory.counted.insert(network.uid().to_owned(), now.steady);
         let resource_version = network.resource_version().to_owned();
-        plan.actions.push(Action::NetworkStatus { name: name.clone(), resource_version, status });
+        plan.actions.push(Action::NetworkStatus { name: name.to_string(), resource_version, status });
     }
 }
 

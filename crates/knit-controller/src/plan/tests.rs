@@ -109,7 +109,12 @@ impl World {
         };
         let metadata = self.meta(name);
         let network = Network { metadata, spec, status: None };
-        self.cluster.networks.insert(name.into(), Arc::new(network.into()));
+        self.insert(network);
+    }
+
+    fn insert(&mut self, network: Network) {
+        let network = knit_model::Network::try_from(network).expect("a name");
+        self.cluster.networks.insert(network.name().clone(), Arc::new(network));
     }
 
     /// The Network has our finalizer already.
@@ -203,21 +208,27 @@ impl World {
                     let finalizers = network.metadata.finalizers.clone();
                     network.metadata = self.meta(network.metadata.name.as_deref().expect("a name"));
                     network.metadata.finalizers = finalizers;
-                    let name = network.metadata.name.clone().expect("a name");
-                    self.cluster.networks.insert(name, Arc::new(network.into()));
+                    self.insert(network);
                 }
                 Action::GiveBlock(mut block) => {
                     let name = block.metadata.name.clone().expect("a name");
-                    block.metadata.uid = version;
+                    (block.metadata.uid, block.metadata.resource_version) = (version.clone(), version);
                     block.metadata.creation_timestamp = Some(Time(self.now));
                     let before = self.cluster.blocks.insert(name.clone(), Arc::new(BlockView::of(block)));
                     assert!(before.is_none(), "{name} was given twice");
                 }
-                Action::ReleaseBlock { name, .. } => {
-                    self.cluster.blocks.remove(&name).expect("a block that is there");
+                Action::ReleaseBlock { name, resource_version, .. } => {
+                    let block = self.cluster.blocks.remove(&name).expect("a block that is there");
+                    assert!(resource_version.is_none_or(|only| only == block.resource_version));
+                }
+                Action::WantBlock { name, resource_version, reclaim, .. } => {
+                    let block = self.cluster.blocks.get_mut(&name).expect("a block that is there");
+                    assert_eq!(block.resource_version, resource_version);
+                    let block = Arc::make_mut(block);
+                    (block.reclaim, block.resource_version) = (reclaim, self.serial.to_string());
                 }
                 Action::NetworkStatus { name, status, .. } => {
-                    let before = self.cluster.networks[&name].id();
+                    let before = self.cluster.networks[name.as_str()].id();
                     assert!(before.is_none() || before == status.id, "the number of {name} changed");
                     self.edit(&name, |network| {
                         network.status = Some(status);
@@ -245,8 +256,8 @@ impl World {
                 Action::Tell { .. } => {}
                 Action::Finalizers { name, finalizers, .. } => {
                     self.edit(&name, |network| network.metadata.finalizers = Some(finalizers.clone()));
-                    if finalizers.is_empty() && self.cluster.networks[&name].is_being_deleted() {
-                        self.cluster.networks.remove(&name);
+                    if finalizers.is_empty() && self.cluster.networks[name.as_str()].is_being_deleted() {
+                        self.cluster.networks.remove(name.as_str());
                     }
                 }
                 Action::Taints { node, taints, .. } => {

@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use knit_kernel::netns::{NetNs, NsId};
 use knit_node::policy::RouterApart;
+use knit_policy::backend::{Backend, Backends, Denied, Failure, Follow, RouterPlace};
 use knit_policy::model::Name;
 use knit_policy::sets::{Change, Key, Value};
 use knit_types::chain;
 
 use super::Watched;
-use crate::backend::{Backend, Backends, Denied, Failure, Follow, RouterPlace};
 use crate::metrics::{Metrics, Side};
 
 /// How long to wait before what failed is tried again; it doubles up to the longest.
@@ -274,7 +275,7 @@ impl Router {
         self.namespace = Some(namespace.id());
         let place = RouterPlace {
             network: self.network.clone(),
-            namespace,
+            namespace: namespace.as_fd(),
             uplink: self.apart.as_ref().map(|apart| apart.uplink.clone()),
             is_bridged: self.is_bridged,
             node: node.addresses.clone(),

@@ -9,6 +9,7 @@ use std::time::Instant;
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_node::policy::PoliciesState;
+use knit_policy::backend::{Backend, Denied, Failure, Follow, RouterPlace};
 use knit_policy::model::{Action, Attachment, Kind, Labels, NamespaceMatch, Node, Peer, Pod, PodKey, Policy};
 use knit_policy::model::{PolicyName, Rule, Scope, Selector, Subject, Tier};
 use knit_policy::sets::{Change, Key, Value};
@@ -16,7 +17,6 @@ use knit_types::sync::Locked as _;
 use tokio::sync::{oneshot, watch};
 
 use super::*;
-use crate::backend::{Backend, Denied, Failure, Follow, RouterPlace};
 use crate::recorded::Strangers;
 
 /// What stands in for the kernel.
@@ -50,7 +50,7 @@ impl Fake {
 }
 
 impl Backends for Fake {
-    fn open(&self, _: &RouterPlace) -> Result<Box<dyn Backend>, Failure> {
+    fn open(&self, _: &RouterPlace<'_>) -> Result<Box<dyn Backend>, Failure> {
         Ok(Box::new(self.clone()))
     }
 }

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use knit_node::policy::PoliciesState;
+use knit_policy::backend::{Failure, Follow};
 use knit_policy::model::{Alias, Labels, Name, Node, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::Engine;
 use tokio::sync::{oneshot, watch};
 
 use super::{Place, Settings, SliceContent};
-use crate::backend::{Failure, Follow};
 use crate::recorded::Strangers;
 
 /// What the worker is told, and when what caused it arrived.

@@ -173,8 +173,11 @@ fn pods_of_a_network_keep_cluster_services_if_the_next_agent_starts_while_the_ap
         let target = std::net::SocketAddr::from(([10, 96, 0, 10], 80));
         let state = node.dir.join("state");
         knit_testbed::wait::eventually("all of it is on disk, and in force", SOON, || {
-            let read = |file: &str| std::fs::read_to_string(state.join(file)).map_err(|e| e.to_string());
-            let (text, boot) = (read("policy-cache.json")?, read("boot-cache.json")?);
+            let read = |file: &str| match std::fs::read(state.join(file)) {
+                Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+                Err(error) => Err(error.to_string()),
+            };
+            let (text, boot) = (read("policy-cache.json")?, read("boot-cache.log")?);
             let kept = text.contains("sky/dns") && text.contains("10.96.0.10") && text.contains("kube-dns");
             match kept && boot.contains("10.96.0.10") && reaches_port(&client.space, target, REFUSED) {
                 true => Ok(()),

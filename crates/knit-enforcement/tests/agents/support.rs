@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use knit_enforcement::{Config, Enforcement, Mode, NftBackends, folder_kinds};
+use knit_enforcement::{Config, Enforcement, Mode, folder_kinds};
 use knit_kernel::netns::NetNs;
 use knit_kernel::testing::in_namespaces;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_objects::{FolderOptions, Kinds, Source};
+use knit_policy_nft::NftBackends;
 use knit_services::Services;
 pub use knit_testbed::SOON;
 use knit_testbed::agents::two_nodes;

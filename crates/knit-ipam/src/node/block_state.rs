@@ -25,6 +25,8 @@ pub(super) struct BlockState {
     pub(super) block: Block,
     /// Taken back while pods use it: it goes with the last of them.
     pub(super) withdrawn: bool,
+    /// Wanted back by whoever gave it: nothing new is leased from it, but it stays until it is taken.
+    pub(super) wanted_back: bool,
     /// Whether it has each family of the pool. A family may have been added to the Network after the block.
     complete: bool,
     slots: Vec<Slot>,
@@ -57,12 +59,12 @@ impl BlockState {
             .map(|i| (None, i))
             .collect();
         let complete = pool.gateways().same_families(&block.start());
-        Self { block, withdrawn, complete, slots, idle }
+        Self { block, withdrawn, wanted_back: false, complete, slots, idle }
     }
 
     /// Whether pods can get addresses from it.
     pub(super) fn is_live(&self) -> bool {
-        self.complete && !self.withdrawn
+        self.complete && !self.withdrawn && !self.wanted_back
     }
 
     /// Whether it has each family of the pool.
@@ -133,6 +135,11 @@ impl BlockState {
     /// Ordinary indexes that nobody has, longest unused first, with the time they were freed.
     pub(super) fn idle(&self) -> impl ExactSizeIterator<Item = (Option<Millis>, u32)> + '_ {
         self.idle.iter().copied()
+    }
+
+    /// When one of its indexes was freed last, if one ever was.
+    pub(super) fn last_freed(&self) -> Option<Millis> {
+        self.slots.iter().filter_map(|slot| slot.freed_at).max()
     }
 
     /// How many of them were freed at such a time. It must hold for all later times, too.

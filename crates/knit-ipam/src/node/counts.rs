@@ -1,13 +1,12 @@
-//! How many addresses a node has, and when it should ask for more or give some back.
+//! How many addresses a node has, and when it should ask for more.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use super::NodeAllocator;
 use super::block_state::{BlockState, Role};
-use knit_types::{Addresses, Family};
+use knit_types::{Addresses, Family, NetworkName};
 
-use crate::block::Block;
 use crate::lease::Millis;
 
 /// Addresses of one family of one Network on this node. The first is the sum of all others but the last.
@@ -46,7 +45,7 @@ pub struct Counts {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WantsMore {
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// Indexes that are free now.
     pub free: u64,
     /// Indexes that pods could have, free or not.
@@ -57,7 +56,7 @@ pub struct WantsMore {
 
 impl FamilyCounts {
     /// What pods have or could have.
-    fn usable(&self) -> u64 {
+    pub(super) fn usable(&self) -> u64 {
         self.used + self.quarantined + self.free
     }
 }
@@ -132,44 +131,7 @@ impl NodeAllocator {
         networks.collect()
     }
 
-    /// Blocks that no pod uses, none of whose addresses is in quarantine, and without which at least half of
-    /// the Network's addresses here would still be free: they can be given back. The last one of a Network
-    /// stays, unless it is being emptied anyway.
-    #[must_use]
-    pub fn surplus_blocks(&self, now: Millis) -> Vec<&Block> {
-        let mut surplus = Vec::new();
-        for (network, state) in &self.networks {
-            let mut kept = FamilyCounts::default();
-            let mut empty = Vec::new();
-            for block in &state.blocks {
-                let mut counts = FamilyCounts::default();
-                self.count_block(network, block, now, &mut counts);
-                let cold = block.idle().all(|(freed_at, _)| !self.is_quarantined(freed_at, now));
-                if !block.is_live() && counts.used == 0 && cold {
-                    surplus.push(&block.block);
-                } else if block.is_live() {
-                    kept.used += counts.used;
-                    kept.quarantined += counts.quarantined;
-                    kept.free += counts.free;
-                    if counts.used == 0 && cold {
-                        empty.push((block, counts));
-                    }
-                }
-            }
-            let live = state.blocks.iter().filter(|b| b.is_live()).count();
-            // The youngest first: they are the largest, and the oldest holds the router's address.
-            for (block, counts) in empty.into_iter().rev().take(live.saturating_sub(1)) {
-                let free = kept.free - counts.free;
-                if free * 2 >= kept.usable() - counts.free && free > 0 {
-                    kept.free = free;
-                    surplus.push(&block.block);
-                }
-            }
-        }
-        surplus
-    }
-
-    fn count_block(&self, network: &str, block: &BlockState, now: Millis, sum: &mut FamilyCounts) {
+    pub(super) fn count_block(&self, network: &str, block: &BlockState, now: Millis, sum: &mut FamilyCounts) {
         sum.total += u64::from(block.block.size().addresses());
         sum.used += block.leased();
         sum.router += block.unleased(Role::Router);

@@ -8,6 +8,7 @@ mod counts;
 mod held;
 mod plan;
 mod restore;
+mod spare;
 mod withheld;
 
 use std::collections::BTreeMap;
@@ -16,8 +17,9 @@ use std::net::IpAddr;
 use self::block_state::BlockState;
 pub use self::counts::{Counts, FamilyCounts, WantsMore};
 pub use self::restore::Restored;
+pub use self::spare::Spare;
 use self::withheld::Withheld;
-use knit_types::{Addresses, Mac, Owner, PodRef};
+use knit_types::{Addresses, Mac, NetworkName, Owner, PodRef};
 
 use crate::address::AddressRange;
 use crate::block::Block;
@@ -39,14 +41,14 @@ pub struct NodeConfig {
 pub struct NodeAllocator {
     node: String,
     config: NodeConfig,
-    networks: BTreeMap<String, NetworkState>,
+    networks: BTreeMap<NetworkName, NetworkState>,
     leases: BTreeMap<LeaseKey, Lease>,
     /// Who has an address; several only where Networks overlap.
     holders: BTreeMap<IpAddr, Vec<LeaseKey>>,
     /// Addresses that nobody gets, though no lease has them.
     withheld: BTreeMap<IpAddr, Vec<Withheld>>,
     /// Freed indexes by Network and first address. Kept apart from the blocks, so that it outlives them.
-    cooling: BTreeMap<(String, IpAddr), Cooling>,
+    cooling: BTreeMap<(NetworkName, IpAddr), Cooling>,
     /// From when on it is known what was freed when; any address that nobody has may have been freed just
     /// before.
     known_from: Option<Millis>,
@@ -136,9 +138,11 @@ impl NodeAllocator {
             return;
         }
         state.pool = pool;
-        let blocks: Vec<(Block, bool)> = state.blocks.drain(..).map(|b| (b.block, b.withdrawn)).collect();
-        for (block, withdrawn) in blocks {
+        let blocks: Vec<BlockState> = state.blocks.drain(..).collect();
+        for BlockState { block, withdrawn, wanted_back, .. } in blocks {
             self.insert_block(block, withdrawn);
+            let rebuilt = self.networks.get_mut(&name).and_then(|state| state.blocks.last_mut());
+            rebuilt.into_iter().for_each(|block| block.wanted_back = wanted_back);
         }
     }
 
@@ -161,8 +165,8 @@ impl NodeAllocator {
     }
 
     /// The Networks that this node knows.
-    pub fn networks(&self) -> impl Iterator<Item = &str> {
-        self.networks.keys().map(String::as_str)
+    pub fn networks(&self) -> impl Iterator<Item = &NetworkName> {
+        self.networks.keys()
     }
 
     /// Takes a block of this node. The same block again changes nothing, except that it is no longer being
@@ -207,6 +211,17 @@ impl NodeAllocator {
         }
         state.blocks[n].withdrawn = true;
         Removal::Draining { leased }
+    }
+
+    /// Says whether whoever gave a block, named by its first addresses, wants it back: then nothing new is
+    /// leased from it, and what pods have of it stays theirs. Whether that is news.
+    pub fn set_wanted_back(&mut self, network: &str, start: &Addresses, wanted_back: bool) -> bool {
+        let blocks = self.networks.get_mut(network).into_iter().flat_map(|state| &mut state.blocks);
+        let mut news = false;
+        for block in blocks.filter(|b| b.block.start() == *start) {
+            news |= std::mem::replace(&mut block.wanted_back, wanted_back) != wanted_back;
+        }
+        news
     }
 
     /// This node's blocks of a Network, in the order in which they came.

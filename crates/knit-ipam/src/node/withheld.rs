@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use knit_types::NetworkName;
+
 use super::NodeAllocator;
 use crate::lease::{Cooling, Millis};
 
@@ -11,13 +13,13 @@ pub(super) struct Withheld {
     /// Whose it is, for a message.
     holder: String,
     /// The Network that it is of; any one, if that is not known.
-    network: Option<String>,
+    network: Option<NetworkName>,
 }
 
 impl Withheld {
     /// The Network that it is of, if that is known.
-    pub(super) fn network(&self) -> Option<&str> {
-        self.network.as_deref()
+    pub(super) fn network(&self) -> Option<&NetworkName> {
+        self.network.as_ref()
     }
 
     fn concerns(&self, network: &str) -> bool {
@@ -28,8 +30,8 @@ impl Withheld {
 impl NodeAllocator {
     /// Keeps an address from everybody until [`NodeAllocator::release`]. `holder` says whose it is; without a
     /// Network it is kept back in each of them.
-    pub fn withhold(&mut self, holder: &str, network: Option<&str>, address: IpAddr) {
-        let entry = Withheld { holder: holder.to_owned(), network: network.map(str::to_owned) };
+    pub fn withhold(&mut self, holder: &str, network: Option<&NetworkName>, address: IpAddr) {
+        let entry = Withheld { holder: holder.to_owned(), network: network.cloned() };
         for (_, state) in self.networks.iter_mut().filter(|(name, _)| entry.concerns(name)) {
             if let Some((n, index)) = state.slot_of(address) {
                 state.blocks[n].withhold(index);
@@ -49,7 +51,7 @@ impl NodeAllocator {
         for (address, entry) in released {
             let known = self.networks.keys().filter(|name| entry.concerns(name)).cloned();
             // Its Network may become known later.
-            let networks: Vec<String> = entry.network.iter().cloned().chain(known).collect();
+            let networks: Vec<NetworkName> = entry.network.iter().cloned().chain(known).collect();
             for network in networks {
                 rests.push(self.let_rest(network, address, now));
             }
@@ -58,7 +60,7 @@ impl NodeAllocator {
         rests
     }
 
-    fn let_rest(&mut self, network: String, address: IpAddr, now: Millis) -> Cooling {
+    fn let_rest(&mut self, network: NetworkName, address: IpAddr, now: Millis) -> Cooling {
         let slot = self.networks.get(&network).and_then(|state| {
             let (n, index) = state.slot_of(address)?;
             Some((n, index, state.blocks[n].block.at(index)?))

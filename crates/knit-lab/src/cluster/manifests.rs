@@ -252,7 +252,7 @@ fn wanted_networks(annotations: &Value) -> Vec<String> {
 
 /// A Network; none if it is not one, which whoever applies it says.
 fn read(object: &Value) -> Option<Network> {
-    serde_json::from_value::<knit_api::Network>(object.clone()).ok().map(Network::from)
+    serde_json::from_value::<knit_api::Network>(object.clone()).ok()?.try_into().ok()
 }
 
 /// Splits YAML at its document marks; JSON is one document.

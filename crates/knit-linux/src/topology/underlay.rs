@@ -28,7 +28,7 @@ use self::child::{
 };
 use self::inside::Inside;
 use super::{Driver, NAMESPACE, lo};
-use crate::fail::{chain, internal};
+use crate::fail::{chain, damaged, internal};
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
@@ -301,16 +301,7 @@ impl Driver for Underlay {
                 None => wrong.push(NO_HOST_END.to_owned()),
             }
         }
-        if wrong.is_empty() {
-            return Ok(());
-        }
-        let message = format!(
-            "interface {} of sandbox {} differs from what was created ({}): detach and attach it again",
-            mark.interface,
-            mark.sandbox,
-            wrong.join("; ")
-        );
-        Err(Error::new(Reason::Damaged, message))
+        damaged(mark, &wrong)
     }
 
     fn collect_half_made(&self, net: &Net) -> Result<()> {

@@ -2,6 +2,8 @@
 //! them.
 #![allow(dead_code, unused_imports, reason = "every test file uses a part of it")]
 
+pub mod segment;
+
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
@@ -305,7 +307,7 @@ pub fn udp_from(client: &NetNs, source: IpAddr, server: &NetNs, to: SocketAddr, 
 
 /// A Network beside the default one, as node `node` knows it. All of them have the same subnets; `shift`
 /// exchanges the blocks of the two nodes, so that two of them overlap across nodes but not on one.
-pub fn tenant(name: &str, id: u32, topology: Topology, shift: bool, node: &str) -> Network {
+pub fn tenant(name: &'static str, id: u32, topology: Topology, shift: bool, node: &str) -> Network {
     let low = ("10.77.0.16/28", "fd77::10/124", "10.77.0.17", "fd77::11");
     let high = ("10.77.0.32/28", "fd77::20/124", "10.77.0.33", "fd77::21");
     let (a, b) = if shift { (high, low) } else { (low, high) };

@@ -157,7 +157,7 @@ fn what_another_program_added_to_the_nodes_table_was_never_taken_away() {
                 edit(&node.space, set, |_| false, vec![element]);
                 let survey = node.runtime.survey().await.expect("a survey");
                 assert!(survey.attachments.is_empty(), "{what}: {survey:?}");
-                let damaged: Vec<&String> = survey.networks.keys().collect();
+                let damaged: Vec<&NetworkName> = survey.networks.keys().collect();
                 assert_eq!(damaged, [&network.name], "{what}");
                 node.setup(&network).await;
                 whole(node, &what).await;

@@ -92,7 +92,7 @@ fn the_first_network_that_is_set_up_again_closes_the_uplinks_of_all() {
 }
 
 /// What is wrong with the rules of Networks, by the survey.
-async fn wrong_rules(node: &Node) -> Vec<String> {
+async fn wrong_rules(node: &Node) -> Vec<NetworkName> {
     let survey = node.runtime.survey().await.expect("a survey");
     let wrong = survey.networks.into_iter().filter(|(_, all)| all.iter().any(|d| d.kind == "rules"));
     wrong.map(|(network, _)| network).collect()
@@ -190,7 +190,7 @@ fn setting_up_a_network_reads_no_rules_that_nobody_else_touched() {
             assert_eq!(text.matches("10.96.0.9").count(), 2, "{text}");
             assert!(!text.contains("\"up-3\" . 10.96.0.1"), "what was before is gone: {text}");
             assert!(text.contains("\"up-2\" . 10.96.0.1"), "others keep theirs: {text}");
-            node.runtime.remove_network("blue").await.expect("removed");
+            node.runtime.remove_network(&"blue".into()).await.expect("removed");
             assert!(is_gone(&node.space), "all was read");
             let text = support::tables(node).concat();
             assert!(!text.contains("up-2") && text.contains("up-3"), "{text}");
@@ -215,7 +215,7 @@ fn what_a_survey_finds_wrong_is_put_right_although_nobody_was_heard_to_touch_it(
             // As ours, so that nobody is told: a set-up that goes by what it remembers leaves them out.
             delete_table(&node.space, Family::Arp);
             delete_table(&node.router("green"), Family::Arp);
-            assert!(wrong_rules(node).await.contains(&"green".to_owned()));
+            assert!(wrong_rules(node).await.contains(&"green".into()));
             for network in [default_network(), blue(node), green(node)] {
                 node.setup(&network).await;
             }

@@ -13,7 +13,7 @@ fn network(name: &str, spec: &Value) -> Network {
         "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name}, "spec": whole,
     }))
     .expect("a Network");
-    object.into()
+    object.try_into().expect("a name")
 }
 
 #[test]

@@ -150,7 +150,7 @@ mod tests {
         });
         change(&mut spec);
         let spec = serde_json::from_value(spec).expect("a spec");
-        knit_api::Network::new("office", spec).into()
+        knit_api::Network::new("office", spec).try_into().expect("a name")
     }
 
     #[test]

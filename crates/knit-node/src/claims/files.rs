@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::{DeviceAttribute, NetworkDeviceData};
 use knit_api::names;
 use knit_model::allocation::Allocation;
 use knit_runtime::Attachment;
+use knit_types::NetworkName;
 use knit_types::{ObjectRef, Owner};
 
 use super::device_files::{ClaimData, DeviceData, DeviceFileError, DeviceFiles};
@@ -76,7 +77,8 @@ impl Claims {
         let mut requests: Vec<(String, Vec<DeviceData>)> = Vec::new();
         for device in &allocation.devices {
             let text = |text: &str| DeviceAttribute { string: Some(text.to_owned()), ..Default::default() };
-            let network = network_of(&world, &device.device).unwrap_or(&device.device);
+            let network =
+                network_of(&world, &device.device).map_or(device.device.as_str(), NetworkName::as_str);
             let attributes = [
                 (names::POD_NETWORK_ATTRIBUTE, text(network)),
                 (names::POD_NETWORK_KIND_ATTRIBUTE, text(names::POD_NETWORK_KIND)),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use knit_api::names;
 use knit_model::allocation::{Allocation, AllocationError, Allotted};
-use knit_types::{ObjectRef, Owner, PodRef, SandboxId};
+use knit_types::{NetworkName, ObjectRef, Owner, PodRef, SandboxId};
 use tokio::time::Instant;
 
 pub use device_files::DeviceFiles;
@@ -346,7 +346,7 @@ fn asked_for(world: &World, claim: &ObjectRef, device: &Allotted) -> Result<Aske
         return refused(format!("{MAIN} is the pod's main interface: use another name"));
     }
     Ok(Asked {
-        network: network.to_owned(),
+        network: network.clone(),
         interface: config.interface.clone(),
         addresses: config.addresses.clone(),
         mac: config.mac,
@@ -355,10 +355,10 @@ fn asked_for(world: &World, claim: &ObjectRef, device: &Allotted) -> Result<Aske
 }
 
 /// The Network that a device stands for.
-fn network_of<'w>(world: &'w World, device: &str) -> Option<&'w str> {
+fn network_of<'w>(world: &'w World, device: &str) -> Option<&'w NetworkName> {
     // Most are named like their device.
     if let Some((name, _)) = world.networks.get_key_value(device) {
         return Some(name);
     }
-    world.networks.keys().find(|name| names::device_of(name) == device).map(String::as_str)
+    world.networks.keys().find(|name| names::device_of(name) == device)
 }

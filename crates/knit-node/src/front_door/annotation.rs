@@ -43,14 +43,13 @@ pub fn wishes(annotations: &BTreeMap<String, String>) -> Wishes {
     let text = |name: &str| annotations.get(name).map(|text| text.trim()).filter(|text| !text.is_empty());
     let wrong = |name: &str, problem: String| Wishes::Wrong(format!("annotation {name}: {problem}"));
     let primary = text(names::PRIMARY_ANNOTATION);
-    if let Some(Err(problem)) = primary.map(check_name) {
-        return wrong(names::PRIMARY_ANNOTATION, problem);
-    }
+    let primary = match primary.map(network_name).transpose() {
+        Ok(primary) => primary,
+        Err(problem) => return wrong(names::PRIMARY_ANNOTATION, problem),
+    };
     let further = annotations.get(names::NETWORKS_ANNOTATION).map(|text| parse(text)).transpose();
     match further {
-        Ok(further) => {
-            Wishes::Said(Wish { primary: primary.map(str::to_owned), further: further.unwrap_or_default() })
-        }
+        Ok(further) => Wishes::Said(Wish { primary, further: further.unwrap_or_default() }),
         Err(problem) => wrong(names::NETWORKS_ANNOTATION, problem),
     }
 }
@@ -89,16 +88,16 @@ pub fn check_number(networks: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a text can be the name of a Network.
+/// The name of a Network that somebody asks for.
 ///
 /// # Errors
-/// When it cannot; the text says what to write.
-pub fn check_name(name: &str) -> Result<(), String> {
+/// When it is none; the text says what to write.
+pub fn network_name(name: &str) -> Result<NetworkName, String> {
     if let Some((namespace, name)) = name.split_once('/') {
         let (namespace, name) = (shown(namespace), shown(name));
         return Err(format!("{namespace}/{name}: Networks are not namespaced: write only the name"));
     }
-    NetworkName::parse(name).map(drop).map_err(|error| error.to_string())
+    NetworkName::new(name).map_err(|error| error.to_string())
 }
 
 fn parse_name(part: &str) -> Result<Asked, String> {
@@ -110,9 +109,9 @@ fn parse_name(part: &str) -> Result<Asked, String> {
         Some((name, interface)) => (name, Some(interface)),
         None => (part, None),
     };
-    check_name(name)?;
+    let network = network_name(name)?;
     let interface = interface.map(parse_interface).transpose()?;
-    Ok(Asked { network: name.to_owned(), interface, ..Asked::default() })
+    Ok(Asked { network, interface, ..Asked::default() })
 }
 
 fn parse_json(text: &str) -> Result<Vec<Asked>, String> {
@@ -135,7 +134,7 @@ impl TryFrom<Entry> for Asked {
                 shown(&entry.name)
             ));
         }
-        check_name(&entry.name)?;
+        let network = network_name(&entry.name)?;
         let ips = entry.ips.unwrap_or_default();
         let addresses: Vec<IpAddr> = ips.iter().map(|ip| parse_address(ip)).collect::<Result<_, _>>()?;
         if addresses.len() > 2 {
@@ -152,7 +151,7 @@ impl TryFrom<Entry> for Asked {
             addresses,
             mac: mac.map(|mac| shorten(&mac).parse::<Mac>().map_err(|e| e.to_string())).transpose()?,
             default_route: entry.default_route.is_some_and(|gateways| !gateways.is_empty()),
-            network: entry.name,
+            network,
         })
     }
 }
@@ -187,7 +186,7 @@ mod tests {
 
     fn names(text: &str) -> Vec<(String, Option<String>)> {
         let asked = parse(text).expect(text);
-        asked.into_iter().map(|a| (a.network, a.interface.map(String::from))).collect()
+        asked.into_iter().map(|a| (a.network.into(), a.interface.map(String::from))).collect()
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! The CNI shim's door: a unix socket for root alone, one request and one answer per connection.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use knit_cni::protocol::{self, Command, FrameError, HEADER, PROTOCOL_VERSION, Request, Response};
 use knit_cni::{CniError, code};
+use knit_runtime::wire::bind_private;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -52,17 +52,7 @@ impl CniDoor {
     /// When it cannot be made.
     pub fn open(path: &Path) -> Result<Self, DoorError> {
         let failed = |source| DoorError { path: path.to_owned(), source };
-        // Made under another name and closed to others before it takes its own: nobody gets in through a gap.
-        let mut unfinished = path.as_os_str().to_owned();
-        unfinished.push(".new");
-        let unfinished = PathBuf::from(unfinished);
-        match std::fs::remove_file(&unfinished) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&unfinished).map_err(failed)?;
-        std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        std::fs::rename(&unfinished, path).map_err(failed)?;
+        let listener = bind_private(path).map_err(failed)?;
         Ok(Self { listener, path: path.to_owned() })
     }
 

@@ -16,6 +16,7 @@ use knit_runtime::{
     Attachment, Damage, Disturbance, InterfaceName, NotKnown, Reason as RuntimeReason, Runtime, SandboxId,
     Survey,
 };
+use knit_types::NetworkName;
 use knit_types::sync::Locked;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
@@ -47,7 +48,7 @@ pub(crate) type SeenAttachments = BTreeMap<String, Vec<Attachment>>;
 /// How often what was repaired.
 #[derive(Debug)]
 pub(crate) struct Repairs {
-    networks: Mutex<Backoff<String>>,
+    networks: Mutex<Backoff<NetworkName>>,
     attachments: Mutex<Backoff<(SandboxId, InterfaceName)>>,
     /// What was told of the insides of pods: each thing once.
     noticed: Mutex<BTreeMap<(SandboxId, InterfaceName), String>>,
@@ -105,7 +106,7 @@ impl Repairs {
         }
     }
 
-    fn networks(&self) -> MutexGuard<'_, Backoff<String>> {
+    fn networks(&self) -> MutexGuard<'_, Backoff<NetworkName>> {
         self.networks.locked()
     }
 
@@ -293,9 +294,9 @@ impl Reconciler {
             // What was told of it is used up, so nobody else would have it compared before the next pass.
             look.come_back(Instant::now() + COMPARE_RETRY_DELAY);
             match why {
-                NotKnown::Moving => tracing::debug!(network, "part of it was being changed"),
+                NotKnown::Moving => tracing::debug!(%network, "part of it was being changed"),
                 NotKnown::Failed(error) => {
-                    tracing::warn!(network, error, "part of a Network cannot be compared");
+                    tracing::warn!(%network, error, "part of a Network cannot be compared");
                     outcome.failed += 1;
                 }
             }
@@ -335,7 +336,7 @@ impl Reconciler {
     }
 
     /// Tells a runtime again what a Network is.
-    async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &str) -> SetUp {
+    async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &NetworkName) -> SetUp {
         let gate = self.networks.gate(network);
         let _one_at_a_time = gate.lock().await;
         let Some(newest) = self.networks.newest(network) else { return SetUp::Gone };
@@ -347,7 +348,7 @@ impl Reconciler {
             }
             Ok(Err(error)) => {
                 tracing::error!(
-                    network,
+                    %network,
                     error = &error as &dyn std::error::Error,
                     "cannot repair a damaged Network yet"
                 );
@@ -355,7 +356,7 @@ impl Reconciler {
                 SetUp::Failed
             }
             Err(_) => {
-                tracing::error!(network, "cannot repair a damaged Network: its runtime does not answer");
+                tracing::error!(%network, "cannot repair a damaged Network: its runtime does not answer");
                 SetUp::Failed
             }
         }
@@ -430,16 +431,19 @@ impl Reconciler {
         damaged
     }
 
-    fn report_damage(&self, network: &str, damage: &[Damage], turn: &RepairTurn) {
+    fn report_damage(&self, network: &NetworkName, damage: &[Damage], turn: &RepairTurn) {
         let words: Vec<&str> = damage.iter().map(|damage| damage.message.as_str()).collect();
         let words = words.join("; ");
         match DamageNews::of(damage, turn) {
-            DamageNews::Changed => tracing::info!(network, "setting it up again: {words}"),
+            DamageNews::Changed => tracing::info!(%network, "setting it up again: {words}"),
             DamageNews::Damaged => {
-                tracing::warn!(network, "another program changed Knit's kernel state; repairing it: {words}");
+                tracing::warn!(
+                    %network,
+                    "another program changed Knit's kernel state; repairing it: {words}"
+                );
             }
             DamageNews::Fight => {
-                tracing::error!(network, "another program keeps changing Knit's kernel state: {words}");
+                tracing::error!(%network, "another program keeps changing Knit's kernel state: {words}");
                 let message = format!(
                     "Network {network}: a program on this node keeps changing Knit's kernel state \
                     ({words}). It is repaired every {} s; find the program that does it (a firewall \
@@ -448,7 +452,7 @@ impl Reconciler {
                 );
                 self.report.say_of_node("KnitIsDisturbed", message);
             }
-            DamageNews::Nothing => tracing::debug!(network, "damaged again: {words}"),
+            DamageNews::Nothing => tracing::debug!(%network, "damaged again: {words}"),
         }
     }
 

@@ -9,6 +9,7 @@ use futures::stream::FuturesUnordered;
 use knit_api::{conditions, names};
 use knit_ipam::Millis;
 use knit_runtime::Reason as RuntimeReason;
+use knit_types::NetworkName;
 use knit_types::chain;
 use knit_types::sync::Locked as _;
 use tokio::time::Instant;
@@ -29,7 +30,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Networks {
     /// Has pods be attached to a Network here: sets it up if nobody wanted it before.
-    pub(crate) async fn ensure(&self, name: &str, patience: WaitLimit) -> Result<()> {
+    pub(crate) async fn ensure(&self, name: &NetworkName, patience: WaitLimit) -> Result<()> {
         if name == names::DEFAULT_NETWORK && !self.serves_default() {
             let message = "Network default is not available where another CNI plugin provides the main \
                 interface of pods: use another Network";
@@ -48,7 +49,7 @@ impl Networks {
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
     /// as a Service that clients outside reach by this node. Why it is not ready, if it is not, is kept with
     /// the Network.
-    pub async fn keep(&self, name: &str) {
+    pub async fn keep(&self, name: &NetworkName) {
         if name == names::DEFAULT_NETWORK && !self.serves_default() {
             return;
         }
@@ -70,7 +71,7 @@ impl Networks {
     }
 
     /// Waits until a Network's newest state is in force here.
-    pub(crate) async fn bring_up_to_date(&self, name: &str, deadline: Instant) -> Result<()> {
+    pub(crate) async fn bring_up_to_date(&self, name: &NetworkName, deadline: Instant) -> Result<()> {
         let mut changes = self.world.subscribe();
         loop {
             changes.borrow_and_update();
@@ -86,14 +87,14 @@ impl Networks {
     }
 
     /// Brings one Network to its newest state.
-    pub(crate) async fn apply(&self, name: &str) -> Result<(), Unready> {
+    pub(crate) async fn apply(&self, name: &NetworkName) -> Result<(), Unready> {
         let gate = self.gate(name);
         let _one_at_a_time = gate.lock().await;
         self.apply_alone(name).await
     }
 
     /// The same, for whoever has the Network's gate.
-    async fn apply_alone(&self, name: &str) -> Result<(), Unready> {
+    async fn apply_alone(&self, name: &NetworkName) -> Result<(), Unready> {
         let result = self.try_apply(name).await;
         let changed = {
             let mut entries = self.entries();
@@ -106,7 +107,7 @@ impl Networks {
         if changed {
             if let Err(problem) = &result {
                 tracing::warn!(
-                    network = name,
+                    network = %name,
                     reason = problem.reason,
                     "Network is not ready: {}",
                     problem.message
@@ -117,7 +118,7 @@ impl Networks {
         result
     }
 
-    async fn try_apply(&self, name: &str) -> Result<(), Unready> {
+    async fn try_apply(&self, name: &NetworkName) -> Result<(), Unready> {
         let world = self.world.get();
         let in_use = self.sandboxes.books().networks_in_use().contains(name);
         let here = if in_use { PodsHere::InUse } else { PodsHere::New };
@@ -144,7 +145,7 @@ impl Networks {
         entry.applied = Some(Applied { runtime, network, proxy, policies });
         drop(entries);
         if first {
-            tracing::info!(network = name, "Network is set up");
+            tracing::info!(network = %name, "Network is set up");
             self.changed();
         }
         Ok(())
@@ -153,28 +154,40 @@ impl Networks {
     /// Tells the allocator what of a Network is this node's, and completes the Network with what the
     /// allocator knows: the router's addresses, blocks that are being emptied, and which addresses are in use
     /// here.
-    fn take_addresses(&self, world: &World, name: &str, desired: Desired) -> knit_runtime::Network {
-        let Desired { pool, mut network, own_blocks, .. } = desired;
+    fn take_addresses(&self, world: &World, name: &NetworkName, desired: Desired) -> knit_runtime::Network {
+        let Desired { pool, mut network, mut own_blocks, .. } = desired;
         let node = self.config.node.as_str();
         // Nothing that takes long while a pod waits for the books.
         let elsewhere = announced::held(world, &self.inside.announced, name, node);
+        drop(self.world.own_blocks(node));
         let mut books = self.sandboxes.books();
         let allocator = &mut books.allocator;
+        // A block that went meanwhile may have been said not to be held any more: under this lock, too.
+        let own = self.world.own_blocks(node);
+        let of_network = || own.values().filter(|own| own.block.network() == name);
+        own_blocks.retain(|block| of_network().any(|own| own.block.block() == block));
         allocator.set_network(pool);
         let known: Vec<knit_ipam::Block> = allocator.blocks(name).cloned().collect();
         for gone in known.iter().filter(|block| !own_blocks.contains(block)) {
             allocator.remove_block(name, &gone.start());
         }
-        let mut grown = false;
+        let (mut grown, mut closed) = (false, false);
         for block in own_blocks {
             grown |= !known.contains(&block);
             if let Err(error) = allocator.add_block(block) {
                 tracing::warn!(
-                    network = name,
+                    network = %name,
                     error = &error as &dyn std::error::Error,
                     "cannot use an AddressBlock"
                 );
             }
+        }
+        for own in of_network() {
+            let is_wanted = own.reclaim.is_some();
+            let news = allocator.set_wanted_back(name, &own.block.block().start(), is_wanted);
+            // Addresses of it can be leased again, or what is to be said of it is another.
+            grown |= news && !is_wanted;
+            closed |= news && is_wanted;
         }
         // Blocks that are being emptied are no longer in the API, but pods still have addresses of them.
         for block in allocator.blocks(name) {
@@ -193,7 +206,7 @@ impl Networks {
             let twice = here.next();
             if let Some(lease) = twice {
                 tracing::error!(
-                    network = name,
+                    network = %name,
                     here = %lease.holder(),
                     node = announced.node,
                     addresses = %lease.addresses,
@@ -206,6 +219,9 @@ impl Networks {
         if grown {
             self.entries().entry(name.to_owned()).or_default().starved = false;
             self.sandboxes.changed();
+        }
+        if closed {
+            self.changed();
         }
         network
     }
@@ -279,16 +295,16 @@ impl Networks {
     /// Where the namespace of a Network's router is; none for the node's own.
     fn router_of(&self, network: &knit_runtime::Network) -> Option<std::path::PathBuf> {
         let own = network.name == names::DEFAULT_NETWORK;
-        (!own).then(|| self.config.routers_dir().join(&network.name))
+        (!own).then(|| self.config.routers_dir().join(network.name.as_str()))
     }
 
     /// One pass over all Networks that this node needs: sets up, updates, and removes what was not used for a
     /// while.
     pub async fn pass(&self) {
         let world = self.world.get();
-        let mut needed: BTreeSet<String> = self.sandboxes.books().networks_in_use();
+        let mut needed: BTreeSet<NetworkName> = self.sandboxes.books().networks_in_use();
         if self.serves_default() && world.networks.contains_key(names::DEFAULT_NETWORK) {
-            needed.insert(names::DEFAULT_NETWORK.to_owned());
+            needed.insert(NetworkName::default());
         }
         let now = clock::now();
         let grace = Millis(u64::try_from(self.config.network_grace.as_millis()).unwrap_or(u64::MAX));
@@ -311,7 +327,7 @@ impl Networks {
     /// What a pass does about one Network, unless another pass waits to do so already: that one will find the
     /// newest state when its turn comes. So a Network whose runtime hangs has at most one that waits, however
     /// many passes there are.
-    async fn in_turn(&self, name: &str, step: Step) {
+    async fn in_turn(&self, name: &NetworkName, step: Step) {
         let Some(ticket) = self.wait_for_turn(name) else { return };
         let gate = self.gate(name);
         let _one_at_a_time = gate.lock().await;
@@ -323,13 +339,13 @@ impl Networks {
         }
     }
 
-    fn wait_for_turn<'a>(&'a self, name: &'a str) -> Option<Ticket<'a>> {
-        let free = self.waiting.locked().insert(name.to_owned());
+    fn wait_for_turn<'a>(&'a self, name: &'a NetworkName) -> Option<Ticket<'a>> {
+        let free = self.waiting.locked().insert(name.clone());
         free.then(|| Ticket { waiting: &self.waiting, name })
     }
 
     /// Removes a Network that nobody uses, for whoever has its gate.
-    async fn remove_alone(&self, name: &str) {
+    async fn remove_alone(&self, name: &NetworkName) {
         if self.sandboxes.books().networks_in_use().contains(name) {
             return;
         }
@@ -350,7 +366,7 @@ impl Networks {
                 entry.problem.replace(problem.clone()) != Some(problem)
             };
             if news {
-                tracing::warn!(network = name, runtime, "cannot remove an unused Network yet: {why}");
+                tracing::warn!(network = %name, runtime, "cannot remove an unused Network yet: {why}");
                 self.changed();
             }
             return;
@@ -359,12 +375,12 @@ impl Networks {
         if self.sandboxes.books().allocator.remove_network(name).is_ok() {
             self.entries().remove(name);
             self.world.unwant(name);
-            tracing::info!(network = name, "removed an unused Network");
+            tracing::info!(network = %name, "removed an unused Network");
             self.changed();
         }
     }
 
-    async fn remove_from(&self, runtime: &str, name: &str) -> Result<(), String> {
+    async fn remove_from(&self, runtime: &str, name: &NetworkName) -> Result<(), String> {
         let Some(runtime) = self.runtimes.get(runtime) else {
             return Err("its network runtime does not answer on this node".to_owned());
         };
@@ -438,7 +454,7 @@ enum Step {
 
 /// Who waits for a Network's gate within a pass; given up when it is dropped.
 struct Ticket<'a> {
-    waiting: &'a Mutex<BTreeSet<String>>,
+    waiting: &'a Mutex<BTreeSet<NetworkName>>,
     name: &'a str,
 }
 

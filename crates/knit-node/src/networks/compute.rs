@@ -8,6 +8,7 @@ use knit_api::conditions;
 use knit_ipam::{Addresses, Pool, Subnet};
 use knit_model::{Network, addresses_of_networks};
 use knit_runtime::{Block, NetworkId, Underlay};
+use knit_types::NetworkName;
 use knit_types::chain;
 use knit_types::sync::Locked;
 
@@ -61,7 +62,7 @@ pub enum PodsHere {
 pub fn desired(
     world: &World,
     inside: &ClusterRanges,
-    name: &str,
+    name: &NetworkName,
     node: &str,
     here: PodsHere,
 ) -> Result<Desired, Unready> {
@@ -123,7 +124,7 @@ pub fn desired(
 
 /// This node has no block of a Network.
 #[must_use]
-pub fn no_block(name: &str) -> Unready {
+pub fn no_block(name: &NetworkName) -> Unready {
     Unready {
         reason: conditions::node_network::REASON_NO_ADDRESS,
         message: format!(
@@ -136,7 +137,7 @@ pub fn no_block(name: &str) -> Unready {
 /// The pool of the default Network where it has no subnets and Nodes' podCIDRs are its blocks: this node
 /// knows its own one only, and the gateway is the block's second address. Others' are in
 /// [`knit_runtime::Network::blocks`].
-fn pool_of_block(name: &str, id: NetworkId, block: &knit_ipam::Block) -> Result<Pool, String> {
+fn pool_of_block(name: &NetworkName, id: NetworkId, block: &knit_ipam::Block) -> Result<Pool, String> {
     let prefixes = knit_ipam::Family::ALL.into_iter().filter_map(|family| block.prefix(family));
     let subnets: Vec<Subnet> = prefixes
         .map(|prefix| Subnet::new(prefix, None, &[]).map_err(|e| e.to_string()))
@@ -165,13 +166,13 @@ fn underlay(world: &World, network: &Network, node: &str) -> Result<Option<Under
 }
 
 /// This node's blocks of a Network.
-fn own_blocks(world: &World, name: &str, node: &str) -> Vec<knit_ipam::Block> {
+fn own_blocks(world: &World, name: &NetworkName, node: &str) -> Vec<knit_ipam::Block> {
     let mine = world.blocks.values().filter(|b| b.network() == name && b.node() == node);
     mine.map(|block| block.block().clone()).collect()
 }
 
 /// All blocks of a Network, with their nodes' addresses.
-fn blocks(world: &World, name: &str) -> Vec<Block> {
+fn blocks(world: &World, name: &NetworkName) -> Vec<Block> {
     let of_network = world.blocks.values().filter(|b| b.network() == name);
     let mut blocks: Vec<Block> = of_network
         .map(|block| {
@@ -185,7 +186,7 @@ fn blocks(world: &World, name: &str) -> Vec<Block> {
 }
 
 /// Nothing is let out by half a list of what is inside: what is missing of it would be the outside.
-fn check_inside(world: &World, name: &str, here: PodsHere) -> Result<(), Unready> {
+fn check_inside(world: &World, name: &NetworkName, here: PodsHere) -> Result<(), Unready> {
     let missing = world.missing_of_the_inside(name, here == PodsHere::InUse);
     if missing.is_empty() {
         return Ok(());
@@ -284,8 +285,8 @@ mod tests {
 
     use super::*;
 
-    fn desired(world: &World, name: &str, node: &str, here: PodsHere) -> Result<Desired, Unready> {
-        super::desired(world, &ClusterRanges::default(), name, node, here)
+    fn desired(world: &World, name: &'static str, node: &str, here: PodsHere) -> Result<Desired, Unready> {
+        super::desired(world, &ClusterRanges::default(), &name.into(), node, here)
     }
 
     fn block(node: &str, ipv4: &str, ipv6: &str) -> Arc<AddressBlock> {
@@ -306,7 +307,9 @@ mod tests {
         let blocks: BTreeMap<_, _> =
             blocks.iter().enumerate().map(|(i, b)| (i.to_string(), Arc::clone(b))).collect();
         World {
-            networks: Arc::new([(names::DEFAULT_NETWORK.to_owned(), Arc::new(network.into()))].into()),
+            networks: Arc::new(
+                [(NetworkName::default(), Arc::new(network.try_into().expect("a name")))].into(),
+            ),
             blocks: Arc::new(blocks),
             ..World::default()
         }
@@ -337,7 +340,8 @@ mod tests {
             let cidr = if name == "lan" { "192.168.20.0/24" } else { "10.77.0.0/16" };
             let spec = serde_json::json!({"topology": topology, "subnets": [{"cidr": cidr}]});
             let network = Network::new(name, serde_json::from_value(spec).expect("a spec"));
-            Arc::make_mut(&mut world.networks).insert(name.to_owned(), Arc::new(network.into()));
+            Arc::make_mut(&mut world.networks)
+                .insert(name.into(), Arc::new(network.try_into().expect("a name")));
         }
         let found = desired(&world, names::DEFAULT_NETWORK, "a", PodsHere::New).expect("it can be set up");
         let inside = |range: &str| found.network.not_outside.contains(&range.parse().expect("a range"));
@@ -368,7 +372,7 @@ mod tests {
         let spec = serde_json::json!({"topology": "Layer3", "subnets": [{"cidr": "10.7.0.0/16"}]});
         let mut red = Network::new("red", serde_json::from_value(spec).expect("a spec"));
         red.status = Some(NetworkStatus { id: Some(2), ..NetworkStatus::default() });
-        Arc::make_mut(&mut world.networks).insert("red".to_owned(), Arc::new(red.into()));
+        Arc::make_mut(&mut world.networks).insert("red".into(), Arc::new(red.try_into().expect("a name")));
         let all = Synced {
             networks: true,
             namespaces: true,
@@ -428,14 +432,15 @@ mod tests {
         let spec = serde_json::json!({"topology": "Layer3", "subnets": [{"cidr": "10.7.0.0/16"}]});
         let mut red = Network::new("red", serde_json::from_value(spec).expect("a spec"));
         red.status = Some(NetworkStatus { id: Some(2), ..NetworkStatus::default() });
-        Arc::make_mut(&mut world.networks).insert("red".to_owned(), Arc::new(red.into()));
+        Arc::make_mut(&mut world.networks).insert("red".into(), Arc::new(red.try_into().expect("a name")));
         // Known from before: lists are not what this is about.
         world.before = crate::world::Before { kept: true, ..crate::world::Before::default() };
         let range = |text: &str| text.parse::<IpNet>().expect("a range");
         let management = ["198.51.100.0/24", "198.51.101.9/24"].map(range);
         let inside = ClusterRanges::with(&management);
-        let not_outside = |inside: &ClusterRanges, name: &str| {
-            let desired = super::desired(&world, inside, name, "a", PodsHere::InUse).expect("desired");
+        let not_outside = |inside: &ClusterRanges, name: &'static str| {
+            let desired =
+                super::desired(&world, inside, &name.into(), "a", PodsHere::InUse).expect("desired");
             desired.network.not_outside
         };
         assert!(not_outside(&inside, "red").contains(&range("198.51.100.0/23")));

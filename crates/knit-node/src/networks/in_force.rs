@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use knit_api::{conditions, names};
+use knit_types::NetworkName;
 use tokio::time::Instant;
 
 use super::Networks;
@@ -20,7 +21,7 @@ impl Networks {
     ///
     /// # Errors
     /// When that does not come in time, or nobody is left who could bring it: who asks tries again.
-    pub(crate) async fn in_force(&self, network: &str, deadline: Instant) -> Result<(), Unready> {
+    pub(crate) async fn in_force(&self, network: &NetworkName, deadline: Instant) -> Result<(), Unready> {
         // The API server may itself be a pod of the default Network, or need one: while it is away, or
         // refuses a list, such a pod must start all the same.
         let is_default = network == names::DEFAULT_NETWORK;
@@ -28,7 +29,7 @@ impl Networks {
             if is_default { deadline.min(Instant::now() + DEFAULT_NETWORK_WAIT) } else { deadline };
         match self.services_settled(network, deadline).await {
             Err(why) if is_default => {
-                tracing::warn!(network, "attaching a pod although Services are not in force: {why}");
+                tracing::warn!(%network, "attaching a pod although Services are not in force: {why}");
                 Ok(())
             }
             settled => settled.map_err(|why| Unready {
@@ -39,7 +40,7 @@ impl Networks {
     }
 
     /// Waits until the Services of a Network hold nobody up; an error says why they do.
-    async fn services_settled(&self, network: &str, deadline: Instant) -> Result<(), String> {
+    async fn services_settled(&self, network: &NetworkName, deadline: Instant) -> Result<(), String> {
         let stopped = || self.proxy.as_ref().and_then(|proxy| proxy.stopped()).map(|stopped| stopped.why);
         let watch = {
             let entries = self.entries();

@@ -3,6 +3,7 @@
 
 mod apply;
 pub mod compute;
+pub mod give_back;
 mod in_force;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_api::conditions;
-use knit_ipam::{AddressList, Millis};
+use knit_ipam::{AddressList, Millis, NodeAllocator};
 use knit_runtime::Runtime;
+use knit_types::NetworkName;
 use knit_types::sync::Locked;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -26,6 +28,7 @@ use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::world::WorldStore;
 use compute::Unready;
+use give_back::BlocksSaid;
 
 /// The Networks, and all that setting one up takes.
 pub struct Networks {
@@ -39,12 +42,13 @@ pub struct Networks {
     policies: Option<Arc<dyn PolicyEnforcer>>,
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
-    entries: Mutex<BTreeMap<String, Entry>>,
+    entries: Mutex<BTreeMap<NetworkName, Entry>>,
     inside: compute::ClusterRanges,
     /// Networks for whose gate a pass waits.
-    waiting: Mutex<BTreeSet<String>>,
+    waiting: Mutex<BTreeSet<NetworkName>>,
     /// Wakes whoever follows the objects, although none has changed.
     look: Notify,
+    spare: give_back::SpareSince,
 }
 
 /// How long a request waits for a Network, or for an address of it.
@@ -97,7 +101,7 @@ struct Applied {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NetworkState {
     /// The Network's name.
-    pub name: String,
+    pub name: NetworkName,
     /// Why it is not ready; nothing if it is.
     pub problem: Option<Unready>,
     /// A pod found no free address.
@@ -121,8 +125,22 @@ impl Networks {
         shown: watch::Sender<u64>,
     ) -> Self {
         let (entries, waiting, look) = (Mutex::default(), Mutex::default(), Notify::new());
+        let spare = give_back::SpareSince::default();
         let inside = compute::ClusterRanges::with(&config.not_outside);
-        Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries, inside, waiting, look }
+        Self {
+            config,
+            world,
+            sandboxes,
+            runtimes,
+            proxy,
+            policies,
+            shown,
+            entries,
+            inside,
+            waiting,
+            look,
+            spare,
+        }
     }
 
     /// Has whoever follows the objects begin a pass: something else that Networks depend on has changed.
@@ -146,10 +164,16 @@ impl Networks {
         self.policies.iter().for_each(|policies| policies.compare());
     }
 
+    /// What is to be said of this node's AddressBlocks, by whoever has the books.
+    pub(crate) fn blocks(&self, allocator: &NodeAllocator, now: Millis) -> BlocksSaid {
+        let delay = Millis(u64::try_from(self.config.block_grace.as_millis()).unwrap_or(u64::MAX));
+        self.spare.look(&self.world, allocator, &self.config.node, (delay, now))
+    }
+
     /// How each Network is.
     #[must_use]
     pub fn states(&self) -> Vec<NetworkState> {
-        let state = |(name, entry): (&String, &Entry)| NetworkState {
+        let state = |(name, entry): (&NetworkName, &Entry)| NetworkState {
             name: name.clone(),
             problem: match (&entry.applied, &entry.problem) {
                 (_, Some(problem)) => Some(problem.clone()),
@@ -165,18 +189,18 @@ impl Networks {
 
     /// Whether a Network was set up and pods can be attached, whatever became of later changes.
     #[must_use]
-    pub fn is_set_up(&self, name: &str) -> bool {
+    pub fn is_set_up(&self, name: &NetworkName) -> bool {
         self.entries().get(name).is_some_and(|e| e.applied.is_some())
     }
 
     /// What the runtime was told of a Network.
     #[must_use]
-    pub fn applied(&self, name: &str) -> Option<Arc<knit_runtime::Network>> {
+    pub fn applied(&self, name: &NetworkName) -> Option<Arc<knit_runtime::Network>> {
         self.entries().get(name)?.applied.as_ref().map(|a| Arc::clone(&a.network))
     }
 
     /// Whether a runtime was told this of a Network last, and did it.
-    fn is_in_force(&self, name: &str, network: &knit_runtime::Network) -> bool {
+    fn is_in_force(&self, name: &NetworkName, network: &knit_runtime::Network) -> bool {
         let entries = self.entries();
         let applied = entries.get(name).filter(|entry| entry.attempted.is_none());
         applied.and_then(|entry| entry.applied.as_ref()).is_some_and(|applied| *applied.network == *network)
@@ -184,7 +208,7 @@ impl Networks {
 
     /// The newest that a runtime was told of a Network, whether or not it came to its end. Going back to what
     /// came before would undo what of it is in force.
-    pub(crate) fn newest(&self, name: &str) -> Option<Arc<knit_runtime::Network>> {
+    pub(crate) fn newest(&self, name: &NetworkName) -> Option<Arc<knit_runtime::Network>> {
         let entries = self.entries();
         let entry = entries.get(name)?;
         let applied = entry.applied.as_ref()?;
@@ -224,23 +248,23 @@ impl Networks {
     }
 
     /// The Networks that were in force and could not be repaired, with their runtimes.
-    pub(crate) fn broken(&self) -> Vec<(String, String)> {
+    pub(crate) fn broken(&self) -> Vec<(String, NetworkName)> {
         let entries = self.entries();
         let broken = entries.iter().filter(|(_, entry)| entry.applied.is_some() && entry.problem.is_some());
         let named =
-            |(name, entry): (&String, &Entry)| Some((entry.attempted.as_ref()?.0.clone(), name.clone()));
+            |(name, entry): (&NetworkName, &Entry)| Some((entry.attempted.as_ref()?.0.clone(), name.clone()));
         broken.filter_map(named).collect()
     }
 
     /// The Networks that a runtime was told of.
-    pub(crate) fn of_runtime(&self, runtime: &str) -> Vec<String> {
+    pub(crate) fn of_runtime(&self, runtime: &str) -> Vec<NetworkName> {
         let entries = self.entries();
         let told = |entry: &Entry| entry.applied.as_ref().is_some_and(|applied| applied.runtime == runtime);
         entries.iter().filter(|(_, entry)| told(entry)).map(|(name, _)| name.clone()).collect()
     }
 
     /// What the runtime of a Network that is set up says is wrong with it now.
-    pub(crate) async fn check_runtime(&self, name: &str) -> Result<(), Unready> {
+    pub(crate) async fn check_runtime(&self, name: &NetworkName) -> Result<(), Unready> {
         let Some((runtime, _)) = self.unwell(name) else { return Ok(()) };
         // Perhaps it is well by now.
         self.runtimes.ask_again(&runtime).await;
@@ -249,19 +273,19 @@ impl Networks {
 
     /// The runtime of a Network that is set up, and what it said was wrong with it when it was asked last;
     /// nothing while it is well.
-    pub(crate) fn unwell(&self, name: &str) -> Option<(String, Unready)> {
+    pub(crate) fn unwell(&self, name: &NetworkName) -> Option<(String, Unready)> {
         let runtime = self.entries().get(name)?.applied.as_ref()?.runtime.clone();
         let problem = self.runtimes.problem_with(&runtime, name)?;
         Some((runtime, problem))
     }
 
     /// Notes that a pod found no free address.
-    pub(crate) fn starved(&self, name: &str) {
+    pub(crate) fn starved(&self, name: &NetworkName) {
         self.entries().entry(name.to_owned()).or_default().starved = true;
     }
 
     /// Notes that addresses of a Network were given back. Whoever still finds none says so again.
-    pub(crate) fn given_back(&self, name: &str) {
+    pub(crate) fn given_back(&self, name: &NetworkName) {
         if let Some(entry) = self.entries().get_mut(name) {
             entry.starved = false;
         }
@@ -270,7 +294,7 @@ impl Networks {
     /// Whether the runtime knows the block of an address, or it is not out of a block.
     pub(crate) fn covers(
         &self,
-        name: &str,
+        name: &NetworkName,
         node: &str,
         addresses: &AddressList,
         own: &[knit_ipam::Block],
@@ -286,12 +310,12 @@ impl Networks {
         addresses.iter().all(|address| told(address) || !in_block(address))
     }
 
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<NetworkName, Entry>> {
         self.entries.locked()
     }
 
     /// Notes that a pod wants a Network.
-    fn want(&self, name: &str) {
+    fn want(&self, name: &NetworkName) {
         self.world.want(name);
         self.entries().entry(name.to_owned()).or_default().used_at = clock::now();
     }
@@ -301,7 +325,7 @@ impl Networks {
     pub(crate) async fn remove_unknown(
         &self,
         runtime: &Arc<dyn Runtime>,
-        name: &str,
+        name: &NetworkName,
     ) -> knit_runtime::Result<bool> {
         // What was wanted here since the agent started goes as any other that nobody uses.
         if self.entries().contains_key(name) {
@@ -325,7 +349,7 @@ impl Networks {
         removed
     }
 
-    pub(crate) fn gate(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
+    pub(crate) fn gate(&self, name: &NetworkName) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(&self.entries().entry(name.to_owned()).or_default().gate)
     }
 }
@@ -334,7 +358,7 @@ impl Networks {
 
 impl Unready {
     /// What a request for the Network is told.
-    pub(crate) fn into_error(self, network: &str) -> Error {
+    pub(crate) fn into_error(self, network: &NetworkName) -> Error {
         let reason = match self.reason {
             conditions::node_network::REASON_NO_ADDRESS => Reason::AddressesExhausted,
             _ => Reason::NotReady,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use knit_ledger::{Loan, Reservation, ReservedLease, SandboxRecord};
 use knit_runtime::{InterfaceName, SandboxId};
-use knit_types::{ObjectRef, Owner};
+use knit_types::{NetworkName, ObjectRef, Owner};
 use tokio::time::Instant;
 
 use super::Pipeline;
@@ -79,7 +79,7 @@ impl Pipeline {
         let wanted = self.world.wait(soon, look).await??;
         self.check_node(&wanted, &owner.to_string())?;
         let patience = WaitLimit::Until(deadline.min(Instant::now() + self.config.block_wait));
-        let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
+        let networks: BTreeSet<&NetworkName> = wanted.iter().map(|w| &w.network).collect();
         let ready = networks.iter().map(|network| self.networks.ensure(network, patience));
         for result in futures::future::join_all(ready).await {
             result.map_err(|error| Error { message: format!("{owner}: {}", error.message), ..error })?;

@@ -277,7 +277,7 @@ impl SandboxSite {
     fn of(record: &SandboxRecord) -> Self {
         let held = |a: &knit_ledger::Attachment| Held {
             interface: a.plan().interface.to_string(),
-            network: a.plan().network.clone(),
+            network: Some(a.plan().network.clone()),
         };
         Self { netns: record.netns().clone(), has: record.attachments().iter().map(held).collect() }
     }
@@ -298,7 +298,7 @@ async fn made_by_others(netns: &std::path::Path, main: &InterfaceName) -> Vec<He
         Err(_) => Vec::new(),
     };
     let others = names.into_iter().filter(|name| name != main.as_str());
-    others.map(|interface| Held { interface, network: String::new() }).collect()
+    others.map(|interface| Held { interface, network: None }).collect()
 }
 
 fn namespace_of(path: &std::path::Path, who: &str) -> Result<NetnsRef> {

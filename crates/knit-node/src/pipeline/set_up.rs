@@ -7,6 +7,8 @@ use futures::future::join_all;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use knit_types::NetworkName;
+
 use super::resolve::Wanted;
 use super::{Pipeline, Waits};
 use crate::error::{Error, Reason, Result};
@@ -23,7 +25,7 @@ impl Pipeline {
         ready_by: Instant,
         who: &str,
     ) -> Result<()> {
-        let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
+        let networks: BTreeSet<&NetworkName> = wanted.iter().map(|w| &w.network).collect();
         let ready = networks.iter().map(|network| async move {
             self.set_up(network, patience, waits).await?;
             let in_force = self.networks.in_force(network, ready_by).await;
@@ -37,7 +39,7 @@ impl Pipeline {
 
     /// Has a Network set up here. Work that takes longer than a request by NRI may wait goes on without it:
     /// who comes again finds it done.
-    async fn set_up(&self, network: &str, patience: WaitLimit, waits: Waits) -> Result<()> {
+    async fn set_up(&self, network: &NetworkName, patience: WaitLimit, waits: Waits) -> Result<()> {
         // Nothing is waited for where it is set up and its runtime is well.
         let is_well = || self.networks.is_set_up(network) && self.networks.unwell(network).is_none();
         let Some(soon) = waits.soon().filter(|_| !is_well()) else {
@@ -46,7 +48,7 @@ impl Pipeline {
         let mut changes = self.world.subscribe();
         loop {
             changes.borrow_and_update();
-            let (networks, name) = (Arc::clone(&self.networks), network.to_owned());
+            let (networks, name) = (Arc::clone(&self.networks), network.clone());
             let work = async move { networks.ensure(&name, WaitLimit::Once).await };
             let error = match tokio::time::timeout_at(soon, tokio::spawn(work.in_current_span())).await {
                 Ok(Ok(Ok(()))) => return Ok(()),

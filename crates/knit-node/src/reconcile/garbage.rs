@@ -182,11 +182,11 @@ impl Reconciler {
             outcome.failed += 1;
             return outcome;
         };
-        for network in status.networks.iter().map(|network| network.name.as_str()) {
+        for network in status.networks.iter().map(|network| &network.name) {
             match self.networks.remove_unknown(runtime, network).await {
                 Err(error) if error.reason != RuntimeReason::NetworkNotFound => {
                     tracing::warn!(
-                        network,
+                        %network,
                         error = &error as &dyn std::error::Error,
                         "cannot remove a deleted Network yet"
                     );
@@ -194,7 +194,7 @@ impl Reconciler {
                 }
                 Ok(false) => {}
                 Ok(true) | Err(_) => {
-                    tracing::info!(network, runtime = %name, "removed a deleted Network");
+                    tracing::info!(%network, runtime = %name, "removed a deleted Network");
                 }
             }
         }

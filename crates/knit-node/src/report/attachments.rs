@@ -77,7 +77,7 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
         let name = object_name(&pod.name, attachment.interface.as_str());
         let spec = NetworkAttachmentSpec {
             pod: pod.name.clone(),
-            network: attachment.network.clone(),
+            network: attachment.network.to_string(),
             // Users cannot ask for it, so the schema does not allow it.
             interface: Some(attachment.interface.to_string()).filter(|i| i != "eth0"),
             ..NetworkAttachmentSpec::default()
@@ -87,7 +87,7 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
         let mut labels = BTreeMap::from([
             (names::MANAGED_BY_LABEL.to_owned(), names::MANAGED_BY.to_owned()),
             (names::NODE_LABEL.to_owned(), label_value(node)),
-            (names::NETWORK_LABEL.to_owned(), attachment.network.clone()),
+            (names::NETWORK_LABEL.to_owned(), attachment.network.to_string()),
         ]);
         if announced {
             labels.insert(names::ANNOUNCED_LABEL.to_owned(), "true".to_owned());

@@ -14,6 +14,7 @@ use knit_api::{
 use knit_ipam::{Millis, NodeAllocator};
 use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write, jitter};
 use knit_runtime::SandboxId;
+use knit_types::NetworkName;
 use tokio::time::Instant;
 
 use super::again::{Retries, WriteRetry};
@@ -245,13 +246,17 @@ impl CountsPace {
 }
 
 /// Networks that are being deleted: whether pods use them is waited for.
-fn ending(core: &Core) -> BTreeSet<String> {
+fn ending(core: &Core) -> BTreeSet<NetworkName> {
     let world = core.world().get();
     let ending = world.networks.iter().filter(|(_, network)| network.is_being_deleted());
     ending.map(|(name, _)| name.clone()).collect()
 }
 
-fn difference(last: &NodeNetworkStatus, status: &NodeNetworkStatus, ending: &BTreeSet<String>) -> WriteNews {
+fn difference(
+    last: &NodeNetworkStatus,
+    status: &NodeNetworkStatus,
+    ending: &BTreeSet<NetworkName>,
+) -> WriteNews {
     if last == status {
         WriteNews::None
     } else if without_counts(last, ending) == without_counts(status, ending) {
@@ -263,10 +268,11 @@ fn difference(last: &NodeNetworkStatus, status: &NodeNetworkStatus, ending: &BTr
 
 /// A status without its counts. That addresses are out, or are no longer, is more than a count, and so is
 /// that nobody uses a Network any more that is being deleted.
-fn without_counts(status: &NodeNetworkStatus, ending: &BTreeSet<String>) -> NodeNetworkStatus {
+fn without_counts(status: &NodeNetworkStatus, ending: &BTreeSet<NetworkName>) -> NodeNetworkStatus {
     let mut rest = status.clone();
     for network in &mut rest.networks {
-        network.attachments = if ending.contains(&network.name) { network.attachments.min(1) } else { 0 };
+        network.attachments =
+            if ending.contains(network.name.as_str()) { network.attachments.min(1) } else { 0 };
         for addresses in &mut network.addresses {
             (addresses.used, addresses.free) = (0, addresses.free.min(1));
         }
@@ -323,7 +329,8 @@ fn address_counts(allocator: &NodeAllocator, network: &str, now: Millis) -> Vec<
 pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
     let now = clock::now();
     let books = core.sandboxes().books();
-    let wants: BTreeSet<String> = books.allocator.wants_more(now).into_iter().map(|w| w.network).collect();
+    let wants: BTreeSet<NetworkName> =
+        books.allocator.wants_more(now).into_iter().map(|w| w.network).collect();
     let mut networks = Vec::new();
     for state in core.networks().states() {
         let addresses = address_counts(&books.allocator, &state.name, now);
@@ -355,13 +362,15 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
                     .as_ref()
                     .is_some_and(|p| p.reason == conditions::node_network::REASON_NO_ADDRESS),
             policies: state.policies.as_ref().and_then(policies),
-            name: state.name,
+            name: state.name.into(),
         });
     }
-    let held = books.allocator.held_ranges().into_iter();
-    let held_ranges = held
+    let blocks = core.networks().blocks(&books.allocator, now);
+    let held_ranges = blocks
+        .held
+        .into_iter()
         .map(|(network, ranges)| HeldRanges {
-            network,
+            network: network.into(),
             ranges: ranges.iter().map(ToString::to_string).collect(),
         })
         .collect();
@@ -371,6 +380,7 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
         agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         runtimes: core.runtimes().describe(),
         held_ranges,
+        spare_blocks: blocks.spare,
         network_count: count(networks.len()),
         not_ready_count: count(networks.iter().filter(|n| !n.ready).count()),
         networks,
@@ -624,7 +634,7 @@ mod tests {
             WriteNews::Content,
             "a block is asked for"
         );
-        let ending = BTreeSet::from(["default".to_owned()]);
+        let ending = BTreeSet::from([NetworkName::default()]);
         assert_eq!(difference(&before, &status(1, 11, false), &ending), WriteNews::Counts);
         assert_eq!(difference(&before, &status(0, 12, false), &ending), WriteNews::Content, "it can go");
     }

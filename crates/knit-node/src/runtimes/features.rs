@@ -12,7 +12,7 @@ use knit_runtime::{
     AttachRequest, Attachment, Changes, Disturbance, Error, Info, InterfaceName, Network, NetworkUsage, Pod,
     Reason, Result, Runtime, SandboxId, Status, Survey, feature,
 };
-use knit_types::{Family, HasFamily as _};
+use knit_types::{Family, HasFamily as _, NetworkName};
 
 /// How long any call may take but an attach, whose caller has a limit of its own and follows it to its end.
 /// Callers that have less time wait less; this one is for those that would wait as long as it takes, with a
@@ -46,7 +46,7 @@ impl Announced {
         }
     }
 
-    fn unsupported(&self, network: &str, what: &[&str]) -> Error {
+    fn unsupported(&self, network: &NetworkName, what: &[&str]) -> Error {
         Error::new(
             Reason::Unsupported,
             format!(
@@ -83,7 +83,7 @@ impl Runtime for Announced {
         }
     }
 
-    async fn remove_network(&self, name: &str) -> Result<()> {
+    async fn remove_network(&self, name: &NetworkName) -> Result<()> {
         if has(&self.info, feature::NETWORK_SETUP) {
             self.within("remove a Network", self.inner.remove_network(name)).await
         } else {
@@ -222,7 +222,7 @@ mod tests {
             Ok(())
         }
 
-        async fn remove_network(&self, _: &str) -> Result<()> {
+        async fn remove_network(&self, _: &NetworkName) -> Result<()> {
             Ok(())
         }
 

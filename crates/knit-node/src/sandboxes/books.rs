@@ -11,6 +11,7 @@ use knit_ledger::{
     Shared,
 };
 use knit_runtime::{InterfaceName, Pod, SandboxId};
+use knit_types::NetworkName;
 use knit_types::Owner;
 
 use super::by_pod::ByPod;
@@ -39,7 +40,7 @@ pub enum NotReserved {
     /// No address of this Network is free here: a further block may come.
     Exhausted {
         /// The Network.
-        network: String,
+        network: NetworkName,
         /// The error to give if none comes.
         error: Error,
     },
@@ -123,7 +124,7 @@ impl Books {
 
     /// The Networks that have attachments or reservations here.
     #[must_use]
-    pub fn networks_in_use(&self) -> BTreeSet<String> {
+    pub fn networks_in_use(&self) -> BTreeSet<NetworkName> {
         let mut networks = BTreeSet::new();
         for entry in self.store.entries() {
             match entry {
@@ -142,7 +143,7 @@ impl Books {
 
     /// How many attachments a Network has here.
     #[must_use]
-    pub fn attachments_of(&self, network: &str) -> usize {
+    pub fn attachments_of(&self, network: &NetworkName) -> usize {
         self.records().flat_map(SandboxRecord::attachments).filter(|a| a.plan().network == network).count()
     }
 
@@ -359,7 +360,7 @@ fn want(wanted: &Wanted) -> Want {
     Want {
         addresses: wanted.addresses.clone(),
         mac: wanted.mac,
-        ..Want::new(wanted.interface.clone(), wanted.network.as_str())
+        ..Want::new(wanted.interface.clone(), &wanted.network)
     }
 }
 

@@ -46,7 +46,7 @@ impl Books {
         for (holder, parts) in held {
             for part in parts {
                 for address in part.addresses {
-                    self.allocator.withhold(&holder, part.network.as_deref(), address);
+                    self.allocator.withhold(&holder, part.network.as_ref(), address);
                 }
             }
         }

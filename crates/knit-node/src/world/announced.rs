@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use knit_api::NetworkAttachment;
 use knit_ipam::{Mac, Standing, may_have_mac, pod_mac};
 use knit_model::{Network, attached_addresses};
+use knit_types::NetworkName;
 use knit_types::sync::Locked;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ use super::World;
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct AnnouncedView {
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// The pod, in words.
     pub pod: String,
     /// The node it is on.
@@ -40,7 +41,7 @@ impl AnnouncedView {
         let status = object.status.as_ref()?;
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         Some(Self {
-            network: object.spec.network.clone(),
+            network: object.spec.network.parse().ok()?,
             pod: format!("pod {namespace}/{}", object.spec.pod),
             node: status.node.clone()?,
             addresses: Some(attached_addresses(status)).filter(|a| !a.is_empty())?,
@@ -51,7 +52,7 @@ impl AnnouncedView {
 
 /// Whether other nodes have to be told of an interface: they cannot derive where it is, or its MAC.
 #[must_use]
-pub fn is_needed(world: &World, network: &str, node: &str, addresses: &[IpAddr], mac: Mac) -> bool {
+pub fn is_needed(world: &World, network: &NetworkName, node: &str, addresses: &[IpAddr], mac: Mac) -> bool {
     let Some(object) = world.networks.get(network) else { return false };
     let own = Blocks::of(world, network, |other| other == node);
     cannot_be_derived(object, &own, node, addresses, mac)
@@ -94,7 +95,7 @@ fn deciding(addresses: &[IpAddr]) -> Option<IpAddr> {
 struct Blocks<'a>(HashMap<&'a str, Vec<IpNet>>);
 
 impl<'a> Blocks<'a> {
-    fn of(world: &'a World, network: &str, wanted: impl Fn(&str) -> bool) -> Self {
+    fn of(world: &'a World, network: &NetworkName, wanted: impl Fn(&str) -> bool) -> Self {
         let mut ranges: HashMap<&str, Vec<IpNet>> = HashMap::new();
         for block in world.blocks.values().filter(|b| b.network() == network && wanted(b.node())) {
             ranges.entry(block.node()).or_default().extend(block.ranges());
@@ -114,7 +115,7 @@ pub struct ByNetwork {
     known: Mutex<Option<(u64, Arc<Sorted>)>>,
 }
 
-type Sorted = BTreeMap<String, Vec<Arc<AnnouncedView>>>;
+type Sorted = BTreeMap<NetworkName, Vec<Arc<AnnouncedView>>>;
 
 // === impl ByNetwork ===
 
@@ -138,7 +139,7 @@ impl ByNetwork {
 }
 
 /// What other nodes have announced of a Network, as far as it is to be believed.
-fn of_others(world: &World, all: &ByNetwork, network: &str, node: &str) -> Vec<Arc<AnnouncedView>> {
+fn of_others(world: &World, all: &ByNetwork, network: &NetworkName, node: &str) -> Vec<Arc<AnnouncedView>> {
     let (Some(object), all) = (world.networks.get(network), all.of(world)) else { return Vec::new() };
     let of_network = all.get(network).into_iter().flatten();
     let others: Vec<Arc<AnnouncedView>> = of_network.filter(|view| view.node != node).cloned().collect();
@@ -149,7 +150,7 @@ fn of_others(world: &World, all: &ByNetwork, network: &str, node: &str) -> Vec<A
     let counts = |view: &Arc<AnnouncedView>| {
         let believed = is_believed(object, &blocks, view);
         if !believed {
-            tracing::debug!(network, node = view.node, pod = view.pod, addresses = ?view.addresses,
+            tracing::debug!(%network, node = view.node, pod = view.pod, addresses = ?view.addresses,
                 mac = %view.mac,
                 "ignoring an announcement of an address that is not the node's own");
         }
@@ -163,7 +164,7 @@ fn of_others(world: &World, all: &ByNetwork, network: &str, node: &str) -> Vec<A
 pub fn for_runtime(
     world: &World,
     all: &ByNetwork,
-    network: &str,
+    network: &NetworkName,
     node: &str,
 ) -> Vec<knit_runtime::Announced> {
     let mut all: Vec<knit_runtime::Announced> = of_others(world, all, network, node)
@@ -182,7 +183,7 @@ pub fn for_runtime(
 
 /// The addresses that pods of other nodes have so, with a word on who.
 #[must_use]
-pub fn held(world: &World, all: &ByNetwork, network: &str, node: &str) -> BTreeMap<IpAddr, String> {
+pub fn held(world: &World, all: &ByNetwork, network: &NetworkName, node: &str) -> BTreeMap<IpAddr, String> {
     let who = |view: &AnnouncedView| format!("{} on node {}", view.pod, view.node);
     let others = of_others(world, all, network, node);
     others.iter().flat_map(|view| view.addresses.iter().map(|a| (*a, who(view)))).collect()
@@ -215,7 +216,7 @@ mod tests {
             (format!("blue-{node}"), Arc::new(AddressBlock::of(&spec).expect("a block")))
         };
         World {
-            networks: Arc::new([("blue".to_owned(), Arc::new(network.into()))].into()),
+            networks: Arc::new([("blue".into(), Arc::new(network.try_into().expect("a name")))].into()),
             blocks: Arc::new([block("a", "10.2.1.0/28"), block("b", "10.2.2.0/28")].into()),
             ..World::default()
         }
@@ -240,10 +241,10 @@ mod tests {
         ];
         for (topology, address, mac, needed) in cases {
             let mac = mac.unwrap_or_else(|| derived(address));
-            let found = is_needed(&world(topology), "blue", "a", &[ip(address)], mac);
+            let found = is_needed(&world(topology), &"blue".into(), "a", &[ip(address)], mac);
             assert_eq!(found, needed, "{topology} {address} {mac}");
         }
-        assert!(!is_needed(&world("Layer3"), "unknown", "a", &[ip("10.9.0.1")], custom));
+        assert!(!is_needed(&world("Layer3"), &"unknown".into(), "a", &[ip("10.9.0.1")], custom));
     }
 
     #[test]
@@ -260,13 +261,13 @@ mod tests {
             (("shop".to_owned(), node.to_owned()), Arc::new(view))
         };
         world.announced = Arc::new([view("a", "10.2.200.1"), view("b", "10.2.200.2")].into());
-        let told = for_runtime(&world, &ByNetwork::default(), "blue", "a");
+        let told = for_runtime(&world, &ByNetwork::default(), &"blue".into(), "a");
         assert_eq!(told.iter().map(|t| t.addresses[0]).collect::<Vec<_>>(), [ip("10.2.200.2")]);
         assert_eq!(
-            held(&world, &ByNetwork::default(), "blue", "b"),
+            held(&world, &ByNetwork::default(), &"blue".into(), "b"),
             [(ip("10.2.200.1"), "pod shop/a on node a".to_owned())].into()
         );
-        assert!(for_runtime(&world, &ByNetwork::default(), "red", "a").is_empty());
+        assert!(for_runtime(&world, &ByNetwork::default(), &"red".into(), "a").is_empty());
     }
 
     #[test]
@@ -303,10 +304,10 @@ mod tests {
                 mac,
             };
             world.announced = Arc::new([(("evil".to_owned(), "x".to_owned()), Arc::new(view))].into());
-            let told = for_runtime(&world, &ByNetwork::default(), "blue", "a");
+            let told = for_runtime(&world, &ByNetwork::default(), &"blue".into(), "a");
             assert_eq!(told.len(), usize::from(believed), "{topology} {address} {mac}");
             assert_eq!(
-                held(&world, &ByNetwork::default(), "blue", "a").len(),
+                held(&world, &ByNetwork::default(), &"blue".into(), "a").len(),
                 usize::from(believed),
                 "{topology} {address} {mac}"
             );
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn every_announcement_was_looked_at_for_every_network() {
         let mut world = world("Layer3");
-        let view = |network: &str, node: &str, address: &str| {
+        let view = |network: &'static str, node: &str, address: &str| {
             let view = AnnouncedView {
                 network: network.into(),
                 pod: format!("pod shop/{node}"),
@@ -329,12 +330,12 @@ mod tests {
         let many = (0..200).map(|n| view("red", "b", &format!("10.9.0.{n}")));
         world.announced = Arc::new(many.chain([view("blue", "b", "10.2.200.2")]).collect());
         let all = ByNetwork::default();
-        assert_eq!(for_runtime(&world, &all, "blue", "a").len(), 1);
+        assert_eq!(for_runtime(&world, &all, &"blue".into(), "a").len(), 1);
         let sorted = all.of(&world);
         assert_eq!((sorted["blue"].len(), sorted["red"].len()), (1, 200));
         assert!(Arc::ptr_eq(&sorted, &all.of(&world)), "sorted once for each state");
         Arc::make_mut(&mut world.announced).retain(|(network, _), _| network == "red");
         world.networks_revision += 1;
-        assert!(for_runtime(&world, &all, "blue", "a").is_empty());
+        assert!(for_runtime(&world, &all, &"blue".into(), "a").is_empty());
     }
 }

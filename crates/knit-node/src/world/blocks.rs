@@ -9,8 +9,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use knit_api::names;
 use knit_ipam::{Block, outranked};
 use knit_model::AddressBlock;
+use knit_types::NetworkName;
 
 /// A block as the API has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,13 +21,15 @@ pub struct KnownBlock {
     pub block: Arc<AddressBlock>,
     /// Since when it is there; nothing for one that is known from before the start.
     pub created: Option<Timestamp>,
+    /// The controller wants it back: the value that it wrote.
+    pub reclaim: Option<String>,
 }
 
 /// All blocks, with those that do not count.
 #[derive(Debug, Default)]
 pub struct Blocks {
-    network_of: HashMap<String, String>,
-    networks: HashMap<String, OfNetwork>,
+    network_of: HashMap<String, NetworkName>,
+    networks: HashMap<NetworkName, OfNetwork>,
 }
 
 /// A block that counts from now on, or counts no longer.
@@ -47,8 +51,9 @@ impl KnownBlock {
     #[must_use]
     pub fn of(object: knit_api::AddressBlock) -> Option<Self> {
         let created = object.metadata.creation_timestamp.map(|time| time.0);
+        let reclaim = object.metadata.annotations.and_then(|mut all| all.remove(names::RECLAIM_ANNOTATION));
         match AddressBlock::of(&object.spec) {
-            Ok(block) => Some(Self { block: Arc::new(block), created }),
+            Ok(block) => Some(Self { block: Arc::new(block), created, reclaim }),
             Err(error) => {
                 tracing::warn!(
                     address_block = object.metadata.name,
@@ -168,7 +173,7 @@ mod tests {
             ipv6: None,
         };
         let block = Arc::new(AddressBlock::of(&spec).expect("a block"));
-        Some(KnownBlock { block, created: Timestamp::from_second(second).ok() })
+        Some(KnownBlock { block, created: Timestamp::from_second(second).ok(), reclaim: None })
     }
 
     /// Plays changes, and gives the nodes and ranges that count in the end.

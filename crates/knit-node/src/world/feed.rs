@@ -9,12 +9,13 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use knit_api::{AddressBlock, NetworkAttachment, NetworkClass, NetworkStatus, conditions};
 use knit_model::{Network, NodeAddresses, service_ranges};
 use knit_objects::{Event, Key, Objects, Subscription};
+use knit_types::NetworkName;
 use knit_types::Protocol;
 use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
 use super::blocks::{Blocks, KnownBlock};
-use super::boot::{BootCache, BootFile};
+use super::boot::BootLog;
 use super::{Before, NodeView, PodPort, PodView, Synced, World, services, slices, users};
 use crate::claims::PodClaim;
 use crate::core::Core;
@@ -34,15 +35,13 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     let known = core.world().get();
     let named = |k: &String| Key::cluster(k.as_str());
 
-    let seed: Vec<_> = known.networks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
-    let networks = objects
-        .watch::<knit_api::Network>()
-        .map(|n| Some(Arc::new(network_view(n))))
-        .seed(seed)
-        .subscribe()?;
+    let seed: Vec<_> =
+        known.networks.iter().map(|(k, v)| (Key::cluster(k.as_str()), Arc::clone(v))).collect();
+    let networks =
+        objects.watch::<knit_api::Network>().map(|n| network_view(n).map(Arc::new)).seed(seed).subscribe()?;
     tasks.spawn(follow_away(core.clone(), networks.away(), |before| &mut before.networks_away));
     tasks.spawn(follow(core.clone(), networks, |world, event| {
-        let news = apply(&mut world.networks, event, name_of);
+        let news = apply(&mut world.networks, event, network_of);
         news.of_networks(|synced| &mut synced.networks, world)
     }));
 
@@ -99,8 +98,11 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
 fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
     let known = core.world().get();
     let named = |k: &String| Key::cluster(k.as_str());
-    let before =
-        |block: &Arc<knit_model::AddressBlock>| KnownBlock { block: Arc::clone(block), created: None };
+    let before = |block: &Arc<knit_model::AddressBlock>| KnownBlock {
+        block: Arc::clone(block),
+        created: None,
+        reclaim: None,
+    };
     let mut right = Blocks::default();
     for (name, block) in &*known.blocks {
         right.change(name, Some(before(block)));
@@ -138,29 +140,33 @@ fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> kn
 }
 
 /// Writes what must be known at the next start to disk, whenever it changed.
-pub async fn keep(core: Core, file: BootFile) {
-    let file = Arc::new(file);
+pub async fn keep(core: Core, log: BootLog) {
+    let mut log = Some(log);
     let mut changes = core.world().subscribe();
-    let mut kept: Option<BootCache> = None;
     loop {
         let world = Arc::clone(&changes.borrow_and_update());
         if world.is_synced() {
-            let cache = BootCache::of(&world);
-            if kept.as_ref() != Some(&cache) {
-                let (writer, written) = (Arc::clone(&file), cache.clone());
-                match tokio::task::spawn_blocking(move || writer.store(&written)).await {
-                    Ok(Ok(())) => kept = Some(cache),
-                    Ok(Err(error)) => {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            "cannot write the cache of Networks"
-                        );
+            let own = Arc::new(world.own_blocks(core.node()));
+            core.world().kept().may_be(Arc::clone(&own));
+            let Some(mut writer) = log.take() else { return };
+            let written = tokio::task::spawn_blocking(move || {
+                let result = writer.store(&world);
+                (writer, result)
+            });
+            let Ok((writer, result)) = written.await else { return };
+            log = Some(writer);
+            match result {
+                Ok(_) => {
+                    if core.world().kept().is(own) {
+                        core.networks().changed();
                     }
-                    Err(_) => return,
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "cannot write the cache of Networks");
                 }
             }
         }
-        drop(world);
         if changes.changed().await.is_err() {
             return;
         }
@@ -219,15 +225,16 @@ impl EventNews {
     }
 }
 
-/// Brings a map up to date.
-pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq>(
+/// Brings a map up to date. What has no key is not in it.
+pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq, O: Into<Option<K>>>(
     map: &mut Arc<BTreeMap<K, T>>,
     event: Event<T>,
-    key_of: impl Fn(&Key) -> K,
+    key_of: impl Fn(&Key) -> O,
 ) -> EventNews {
+    let key_of = |key: &Key| key_of(key).into();
     let changed = match event {
         Event::Applied(key, value) => {
-            let key = key_of(&key);
+            let Some(key) = key_of(&key) else { return EventNews::None };
             let new = map.get(&key) != Some(&value);
             if new {
                 Arc::make_mut(map).insert(key, value);
@@ -235,7 +242,7 @@ pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq>(
             new
         }
         Event::Deleted(key) => {
-            let key = key_of(&key);
+            let Some(key) = key_of(&key) else { return EventNews::None };
             map.contains_key(&key) && Arc::make_mut(map).remove(&key).is_some()
         }
         Event::Synced => return EventNews::Synced,
@@ -267,6 +274,10 @@ fn apply_blocks(
     news
 }
 
+fn network_of(key: &Key) -> Option<NetworkName> {
+    key.name().parse().ok()
+}
+
 pub(super) fn name_of(key: &Key) -> String {
     key.name().to_owned()
 }
@@ -285,7 +296,7 @@ pub(super) fn node_view(node: &Node, own: &str) -> NodeView {
 
 /// A Network without what nodes have no use for: the cluster's counts of addresses change with every pod, and
 /// each change would be one for every node, down to what it keeps on disk for the next boot.
-fn network_view(network: knit_api::Network) -> Network {
+fn network_view(network: knit_api::Network) -> Option<Network> {
     let mut view = knit_api::Network::new("", network.spec);
     let metadata = network.metadata;
     view.metadata.name = metadata.name;
@@ -303,7 +314,8 @@ fn network_view(network: knit_api::Network) -> Network {
         id: status.id,
         ..NetworkStatus::default()
     });
-    view.into()
+    let view = Network::try_from(view);
+    view.inspect_err(|error| tracing::warn!(%error, "a Network cannot be read and is left out")).ok()
 }
 
 fn pod_view(pod: Pod) -> PodView {
@@ -357,14 +369,14 @@ mod tests {
             "status": {"id": id, "addresses": [{"family": "IPv4", "used": 9, "free": free}]},
         }))
         .expect("a Network");
-        Event::Applied(Key::cluster("blue"), Arc::new(network_view(network)))
+        Event::Applied(Key::cluster("blue"), Arc::new(network_view(network).expect("a name")))
     }
 
     #[test]
     fn counts_of_addresses_are_no_news_to_nodes() {
         let mut world = World::default();
         let mut after = |event| {
-            let news = apply(&mut world.networks, event, name_of);
+            let news = apply(&mut world.networks, event, network_of);
             (news.of_networks(|synced| &mut synced.networks, &mut world), world.networks_revision)
         };
         assert_eq!(after(network(5, 1)), (true, 1));

@@ -4,7 +4,9 @@
 pub mod announced;
 pub mod blocks;
 pub mod boot;
+mod boot_json;
 pub mod feed;
+pub mod own;
 mod services;
 mod slices;
 mod users;
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use knit_api::{NetworkClass, names};
 use knit_model::{AddressBlock, Network};
+use knit_types::NetworkName;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -30,13 +33,15 @@ pub use users::UserObjects;
 #[derive(Clone, Debug, Default)]
 pub struct World {
     /// Networks by name.
-    pub networks: Arc<BTreeMap<String, Arc<Network>>>,
+    pub networks: Arc<BTreeMap<NetworkName, Arc<Network>>>,
     /// NetworkClasses by name.
     pub classes: Arc<BTreeMap<String, Arc<NetworkClass>>>,
     /// The labels of namespaces.
     pub namespaces: Arc<BTreeMap<String, Arc<Labels>>>,
     /// AddressBlocks that count, by name: this node's, and all of each Network in [`Self::block_lists`].
     pub blocks: Arc<BTreeMap<String, Arc<AddressBlock>>>,
+    /// What the controller wants back of this node's AddressBlocks, by name, with the value that it wrote.
+    pub reclaimed: Arc<BTreeMap<String, String>>,
     /// All nodes by name.
     pub nodes: Arc<BTreeMap<String, Arc<NodeView>>>,
     /// The cluster's service ranges, by the object that names them.
@@ -48,7 +53,7 @@ pub struct World {
     /// Interfaces that nobody can derive from blocks, by their NetworkAttachment's namespace and name.
     pub announced: Arc<BTreeMap<(String, String), Arc<announced::AnnouncedView>>>,
     /// The Networks of which all nodes' blocks are followed. Nothing where one list has those of all.
-    pub block_lists: Option<Arc<BTreeMap<String, BlockList>>>,
+    pub block_lists: Option<Arc<BTreeMap<NetworkName, BlockList>>>,
     /// Which kinds have arrived completely.
     pub synced: Synced,
     /// What may be believed of kinds that have not.
@@ -161,9 +166,12 @@ pub struct Before {
 pub struct WorldStore {
     current: watch::Sender<Arc<World>>,
     /// The Networks of which this node must know all blocks.
-    wanted: watch::Sender<BTreeSet<String>>,
+    wanted: watch::Sender<BTreeSet<NetworkName>>,
     /// Not part of a snapshot: they change as often as tenants like, and one front door reads them.
     users: UserObjects,
+    /// What may be on disk of this node's blocks.
+    kept: own::KeptBlocks,
+    own: own::Found,
 }
 
 /// Whether a Network's blocks say which addresses are its pods', because it has no subnets or is on a segment
@@ -205,7 +213,7 @@ impl World {
     /// Network: whoever is set up without one reaches what the rest of it would have closed. Where what was
     /// kept is in force already, it counts whatever the API answers.
     #[must_use]
-    pub fn missing_of_the_inside(&self, network: &str, in_force: bool) -> Vec<&'static str> {
+    pub fn missing_of_the_inside(&self, network: &NetworkName, in_force: bool) -> Vec<&'static str> {
         let (synced, before) = (self.synced, self.before);
         let lists = [
             ("Networks", synced.networks, before.networks_away),
@@ -215,7 +223,7 @@ impl World {
         ];
         let missing = lists.into_iter().filter(|(_, synced, away)| !self.knows(*synced, *away || in_force));
         let mut missing: Vec<&'static str> = missing.map(|(list, ..)| list).collect();
-        let is_known = |lists: &BTreeMap<String, BlockList>, name: &str| {
+        let is_known = |lists: &BTreeMap<NetworkName, BlockList>, name: &NetworkName| {
             let list = lists.get(name).copied().unwrap_or_default();
             list.whole || (list.kept && (list.away || in_force))
         };
@@ -229,12 +237,11 @@ impl World {
 
     /// The Networks of which the blocks say what is inside the cluster. One that has no number yet has pods
     /// nowhere: nobody waits for a controller that has not seen it.
-    fn blocks_of_the_inside(&self) -> impl Iterator<Item = &str> {
+    fn blocks_of_the_inside(&self) -> impl Iterator<Item = &NetworkName> {
         let numbered = self.networks.iter().filter(|(_, network)| network.id().is_some());
-        let counts = |(name, network): &(&String, &Arc<Network>)| {
-            *name == names::DEFAULT_NETWORK || is_by_blocks(network)
-        };
-        numbered.filter(counts).map(|(name, _)| name.as_str())
+        let counts =
+            |(name, network): &(&NetworkName, &Arc<Network>)| name.is_default() || is_by_blocks(network);
+        numbered.filter(counts).map(|(name, _)| name)
     }
 
     /// Whether a list is whole: it has arrived, or was kept when it had and nobody can say more now.
@@ -282,24 +289,39 @@ impl WorldStore {
             current: watch::Sender::new(Arc::new(world)),
             wanted: watch::Sender::default(),
             users: UserObjects::default(),
+            kept: own::KeptBlocks::default(),
+            own: own::Found::default(),
         }
     }
 
+    /// This node's AddressBlocks in the newest snapshot. The store is of one node.
+    #[must_use]
+    pub fn own_blocks(&self, node: &str) -> Arc<own::OwnBlocks> {
+        self.own.in_world(&self.get(), node)
+    }
+
+    /// What an agent that starts now may find on disk of this node's blocks.
+    #[must_use]
+    pub fn kept(&self) -> &own::KeptBlocks {
+        &self.kept
+    }
+
     /// This node has a Network, or will have it: all blocks of it are to be known.
-    pub fn want(&self, network: &str) {
-        let new =
-            |wanted: &mut BTreeSet<String>| !wanted.contains(network) && wanted.insert(network.to_owned());
+    pub fn want(&self, network: &NetworkName) {
+        let new = |wanted: &mut BTreeSet<NetworkName>| {
+            !wanted.contains(network) && wanted.insert(network.to_owned())
+        };
         self.wanted.send_if_modified(new);
     }
 
     /// This node has a Network no more.
-    pub fn unwant(&self, network: &str) {
+    pub fn unwant(&self, network: &NetworkName) {
         self.wanted.send_if_modified(|wanted| wanted.remove(network));
     }
 
     /// The Networks that this node has or will have.
     #[must_use]
-    pub fn wanted(&self) -> watch::Receiver<BTreeSet<String>> {
+    pub fn wanted(&self) -> watch::Receiver<BTreeSet<NetworkName>> {
         self.wanted.subscribe()
     }
 

@@ -13,6 +13,7 @@ use knit_api::{AddressBlock, AddressBlockSpec, BlockSlice, NodeSlice, SliceInter
 use knit_model::Network;
 use knit_model::slices::Slices;
 use knit_objects::{Event, Key, Objects, Subscription};
+use knit_types::NetworkName;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
@@ -68,7 +69,8 @@ pub(super) fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> 
     tasks.spawn(follow_nodes(core.clone(), own, slices));
 
     let before = |(name, block): (&String, &Arc<knit_model::AddressBlock>)| {
-        (named(name), KnownBlock { block: Arc::clone(block), created: None })
+        let reclaim = known.reclaimed.get(name).cloned();
+        (named(name), KnownBlock { block: Arc::clone(block), created: None, reclaim })
     };
     let seed: Vec<_> = known.blocks.iter().filter(|(_, b)| b.node() == node).map(before).collect();
     let own = objects
@@ -167,6 +169,7 @@ fn block_part(slice: BlockSlice) -> Option<NetworkPart> {
     if slice.metadata.name.as_deref() != Some(&format!("{}-{}", spec.network, spec.index)) {
         return None;
     }
+    let network = NetworkName::new(&spec.network).ok()?;
     let mut items = BTreeMap::new();
     for block in spec.blocks {
         let written = AddressBlockSpec {
@@ -178,7 +181,7 @@ fn block_part(slice: BlockSlice) -> Option<NetworkPart> {
         match knit_model::AddressBlock::of(&written) {
             Ok(read) => {
                 let created = block.created.map(|time| time.0);
-                items.insert(block.name, KnownBlock { block: Arc::new(read), created });
+                items.insert(block.name, KnownBlock { block: Arc::new(read), created, reclaim: None });
             }
             Err(error) => tracing::warn!(
                 address_block = block.name,
@@ -188,9 +191,8 @@ fn block_part(slice: BlockSlice) -> Option<NetworkPart> {
         }
     }
     let (index, complete) = (spec.index, spec.complete);
-    let view = |interface: SliceInterface| {
-        Some((interface.attachment.clone(), announced(&spec.network, interface)?))
-    };
+    let view =
+        |interface: SliceInterface| Some((interface.attachment.clone(), announced(&network, interface)?));
     let announced = spec.announced.map(|announced| {
         let items = announced.into_iter().filter_map(view).collect();
         Part { index, complete, items }
@@ -199,11 +201,11 @@ fn block_part(slice: BlockSlice) -> Option<NetworkPart> {
 }
 
 /// What is told of an interface; nothing if it cannot be used. Agents wrote that, each of its own node.
-fn announced(network: &str, interface: SliceInterface) -> Option<Arc<AnnouncedView>> {
+fn announced(network: &NetworkName, interface: SliceInterface) -> Option<Arc<AnnouncedView>> {
     let (namespace, _) = interface.attachment.split_once('/')?;
     let addresses: Vec<IpAddr> = interface.addresses.iter().filter_map(|a| a.parse().ok()).collect();
     Some(Arc::new(AnnouncedView {
-        network: network.to_owned(),
+        network: network.clone(),
         pod: format!("pod {namespace}/{}", interface.pod),
         node: interface.node,
         addresses: Some(addresses).filter(|addresses| !addresses.is_empty())?,
@@ -262,11 +264,11 @@ struct BlockFeed {
     right: Blocks,
     own: BTreeMap<String, KnownBlock>,
     own_synced: bool,
-    networks: BTreeMap<String, Followed>,
+    networks: BTreeMap<NetworkName, Followed>,
     /// What is known from before of Networks that are not followed yet.
-    before: BTreeMap<String, Before>,
+    before: BTreeMap<NetworkName, Before>,
     /// Networks of which everything was kept.
-    kept: Option<BTreeSet<String>>,
+    kept: Option<BTreeSet<NetworkName>>,
     watching: JoinSet<()>,
     events: mpsc::Sender<Arrived>,
     generation: u64,
@@ -288,7 +290,7 @@ struct Followed {
 }
 
 /// News of a Network's slices, from the watch with this number.
-type Arrived = (String, u64, FromSlices);
+type Arrived = (NetworkName, u64, FromSlices);
 
 enum FromSlices {
     Event(Event<NetworkPart>),
@@ -300,7 +302,7 @@ enum FromSlices {
 struct Touched {
     blocks: BTreeSet<String>,
     /// With the Network: another one may have an object of that name by now.
-    announced: Vec<(String, String, Option<Arc<AnnouncedView>>)>,
+    announced: Vec<(NetworkName, String, Option<Arc<AnnouncedView>>)>,
 }
 
 /// Events of slices that wait before their watches are held up.
@@ -309,7 +311,7 @@ const EVENT_QUEUE: usize = 64;
 // === impl Followed ===
 
 impl Followed {
-    fn take(&mut self, network: &str, event: FromSlices) -> Touched {
+    fn take(&mut self, network: &NetworkName, event: FromSlices) -> Touched {
         let (blocks, announced) = match event {
             FromSlices::Event(Event::Applied(key, part)) => {
                 let announced = part.announced.map(|part| Event::Applied(key.clone(), part));
@@ -345,7 +347,8 @@ impl BlockFeed {
         let known = core.world().get();
         let (mut right, mut own, mut before) = (Blocks::default(), BTreeMap::new(), BTreeMap::new());
         for (name, block) in &*known.blocks {
-            let given = KnownBlock { block: Arc::clone(block), created: None };
+            let reclaim = known.reclaimed.get(name).cloned();
+            let given = KnownBlock { block: Arc::clone(block), created: None, reclaim };
             right.change(name, Some(given.clone()));
             if block.node() == core.node() {
                 own.insert(name.clone(), given);
@@ -385,7 +388,7 @@ impl BlockFeed {
             let world = Arc::clone(&worlds.borrow_and_update());
             let names = wanted.borrow_and_update().clone();
             let now = (Arc::clone(&world.networks), world.synced.networks, names);
-            let same = |(networks, synced, names): &(Arc<_>, bool, BTreeSet<String>)| {
+            let same = |(networks, synced, names): &(Arc<_>, bool, BTreeSet<NetworkName>)| {
                 Arc::ptr_eq(networks, &now.0) && (synced, names) == (&now.1, &now.2)
             };
             if !seen.as_ref().is_some_and(same) {
@@ -408,9 +411,9 @@ impl BlockFeed {
     }
 
     /// Follows exactly these Networks.
-    fn follow(&mut self, wanted: &BTreeSet<String>, networks_synced: bool) {
+    fn follow(&mut self, wanted: &BTreeSet<NetworkName>, networks_synced: bool) {
         let mut touched = Touched::default();
-        let gone: Vec<String> = self.networks.keys().filter(|n| !wanted.contains(*n)).cloned().collect();
+        let gone: Vec<NetworkName> = self.networks.keys().filter(|n| !wanted.contains(*n)).cloned().collect();
         for network in gone {
             if let Some(followed) = self.networks.remove(&network) {
                 followed.task.abort();
@@ -436,7 +439,7 @@ impl BlockFeed {
         self.publish(touched);
     }
 
-    fn begin(&mut self, network: &str) {
+    fn begin(&mut self, network: &NetworkName) {
         let known = self.before.remove(network).unwrap_or_default();
         let only = network.to_owned();
         let slices = self
@@ -449,7 +452,7 @@ impl BlockFeed {
             Ok(slices) => slices,
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                return tracing::error!(network, error, "cannot follow the blocks of a Network");
+                return tracing::error!(%network, error, "cannot follow the blocks of a Network");
             }
         };
         self.generation += 1;
@@ -494,7 +497,7 @@ impl BlockFeed {
         self.publish(Touched { blocks: touched.into_iter().collect(), ..Touched::default() });
     }
 
-    fn take_slices(&mut self, network: &str, generation: u64, event: FromSlices) {
+    fn take_slices(&mut self, network: &NetworkName, generation: u64, event: FromSlices) {
         let followed = self.networks.get_mut(network).filter(|f| f.generation == generation);
         let Some(followed) = followed else { return };
         let touched = followed.take(network, event);
@@ -520,6 +523,8 @@ impl BlockFeed {
             changes.extend(self.right.change(&name, known));
         }
         let own_synced = self.own_synced;
+        let wanted_back = |(name, own): (&String, &KnownBlock)| Some((name.clone(), own.reclaim.clone()?));
+        let reclaimed: BTreeMap<String, String> = self.own.iter().filter_map(wanted_back).collect();
         let states = || self.networks.iter().map(|(name, followed)| (name.clone(), followed.state)).collect();
         self.core.world().update_if(|world| {
             let mut news = false;
@@ -529,6 +534,10 @@ impl BlockFeed {
                     None => Event::Deleted(Key::cluster(name)),
                 };
                 news |= apply(&mut world.blocks, event, name_of) == EventNews::Changed;
+            }
+            if *world.reclaimed != reclaimed {
+                world.reclaimed = Arc::new(reclaimed);
+                news = true;
             }
             for (network, name, view) in touched.announced {
                 news |= announce(world, &network, &name, view);
@@ -549,7 +558,7 @@ impl BlockFeed {
 }
 
 /// Takes what is told of an interface of a Network; whether that is news.
-fn announce(world: &mut World, network: &str, name: &str, view: Option<Arc<AnnouncedView>>) -> bool {
+fn announce(world: &mut World, network: &NetworkName, name: &str, view: Option<Arc<AnnouncedView>>) -> bool {
     let Some((namespace, name)) = name.split_once('/') else { return false };
     let place = (namespace.to_owned(), name.to_owned());
     let known = world.announced.get(&place);
@@ -566,11 +575,14 @@ fn announce(world: &mut World, network: &str, name: &str, view: Option<Arc<Annou
 
 /// The Networks whose blocks this node must know: those that it has, and those whose blocks say which
 /// addresses are pods'.
-fn followed(networks: &BTreeMap<String, Arc<Network>>, wanted: &BTreeSet<String>) -> BTreeSet<String> {
+fn followed(
+    networks: &BTreeMap<NetworkName, Arc<Network>>,
+    wanted: &BTreeSet<NetworkName>,
+) -> BTreeSet<NetworkName> {
     let by_blocks = networks.iter().filter(|(_, network)| is_by_blocks(network));
     let further = by_blocks.map(|(name, _)| name.clone());
     // Beside another CNI plugin there is no default Network, and nobody writes slices of it.
-    let default = networks.contains_key(names::DEFAULT_NETWORK).then(|| names::DEFAULT_NETWORK.to_owned());
+    let default = networks.contains_key(names::DEFAULT_NETWORK).then(NetworkName::default);
     further.chain(wanted.iter().cloned()).chain(default).collect()
 }
 
@@ -603,7 +615,7 @@ mod tests {
             ipv6: None,
         };
         let block = Arc::new(knit_model::AddressBlock::of(&written).expect("a block"));
-        let items = [("blue-b".to_owned(), KnownBlock { block, created: None })].into();
+        let items = [("blue-b".to_owned(), KnownBlock { block, created: None, reclaim: None })].into();
         let mut followed = Followed {
             blocks: Arriving::known([]),
             announced: Arriving::known([]),
@@ -613,11 +625,12 @@ mod tests {
         };
         let announced = Some(Part { index: 0, complete: true, items: BTreeMap::new() });
         let part = NetworkPart { blocks: Part { index: 0, complete: true, items }, announced };
-        followed.take("blue", FromSlices::Event(Event::Applied(Key::cluster("blue-0"), part)));
+        followed.take(&"blue".into(), FromSlices::Event(Event::Applied(Key::cluster("blue-0"), part)));
         assert!(!followed.state.whole, "other slices may follow");
-        followed.take("blue", FromSlices::Event(Event::Synced));
+        followed.take(&"blue".into(), FromSlices::Event(Event::Synced));
         assert!(followed.state.whole);
-        let touched = followed.take("blue", FromSlices::Event(Event::Deleted(Key::cluster("blue-0"))));
+        let touched =
+            followed.take(&"blue".into(), FromSlices::Event(Event::Deleted(Key::cluster("blue-0"))));
         assert!(touched.blocks.is_empty() && followed.state.whole, "nothing is forgotten, and nothing waits");
     }
 }

@@ -13,15 +13,15 @@ use knit_objects::{Key, Objects, Source, Write};
 use knit_testbed::wait::holds;
 use serde_json::{Value, json};
 
-use super::{Node, added, error_code};
+use super::{Node, added, error_code, text_of};
 
-async fn create<K: knit_objects::Object + serde::Serialize>(objects: &Objects, object: &Value) {
+pub(super) async fn create<K: knit_objects::Object + serde::Serialize>(objects: &Objects, object: &Value) {
     let object: K = serde_json::from_value(object.clone()).expect("an object");
     objects.write(&Write::create(&object)).await.expect("created");
 }
 
 /// An API server with the objects of a node's folder, and no controller.
-async fn api(node: &Node) -> (Handle, Objects) {
+pub(super) async fn api(node: &Node) -> (Handle, Objects) {
     let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
     let store = StoreOptions { crds, ..StoreOptions::default() };
     let server = Server::start(ApiConfig { store, ..ApiConfig::default() }).await.expect("an API server");
@@ -114,7 +114,7 @@ async fn half_an_api(objects: Vec<Value>, held: &'static str) -> (String, tokio:
 }
 
 /// What a controller writes about two nodes.
-fn slices(complete: bool) -> [Value; 3] {
+pub(super) fn slices(complete: bool) -> [Value; 3] {
     let slice = |kind: &str, name: &str, network: Option<&str>, mut spec: Value| {
         (spec["index"], spec["complete"]) = (json!(0), json!(complete));
         if let Some(network) = network {
@@ -230,11 +230,11 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     say(told).await;
     holds("the interface", || announced(&agent) == 1).await;
 
-    let kept = node.path("state").join("boot-cache.json");
+    let kept = node.path("state").join("boot-cache.log");
     let all_kept = |text: String| {
         ["10.2.0.16/28", "\"whole\"", "10.2.200.1"].into_iter().all(|part| text.contains(part))
     };
-    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
+    holds("the cache on disk", || text_of(&kept).is_some_and(all_kept)).await;
 
     // Somebody deletes all slices: whoever was known stays known.
     for name in ["blue-0", "default-0"] {
@@ -250,7 +250,7 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     assert!(agent.core().world().get().is_synced());
     added(&node, "c", "blue").await;
     let all_kept = |text: String| text.contains("10.2.0.32/28");
-    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
+    holds("the cache on disk", || text_of(&kept).is_some_and(all_kept)).await;
     objects.write(&Write::delete::<BlockSlice>(Key::cluster("blue-1"))).await.expect("deleted");
     // So it does over a restart of the agent, by what was kept on disk.
     agent.stop(Duration::from_secs(5)).await;
@@ -320,9 +320,9 @@ async fn an_agent_that_was_upgraded_before_the_controller_goes_on_with_what_was_
     // A folder is read as such an agent reads the API.
     let agent = node.start().await;
     added(&node, "a", "blue").await;
-    let kept = node.path("state").join("boot-cache.json");
+    let kept = node.path("state").join("boot-cache.log");
     let all_kept = |text: String| text.contains("10.2.0.16/28") && !text.contains("\"whole\"");
-    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
+    holds("the cache on disk", || text_of(&kept).is_some_and(all_kept)).await;
     agent.stop(Duration::from_secs(5)).await;
 
     let (server, objects) = api(&node).await;

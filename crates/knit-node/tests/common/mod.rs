@@ -232,7 +232,7 @@ pub fn network(name: &str, id: u32, cidr: &str, extra: serde_json::Value) -> Net
     spec.subnets = vec![Subnet { cidr: cidr.into(), ..Subnet::default() }];
     let mut network = knit_api::Network::new(name, spec);
     network.status = Some(NetworkStatus { id: Some(id), ..NetworkStatus::default() });
-    network.into()
+    network.try_into().expect("a name")
 }
 
 pub fn block(network: &str, node: &str, range: &str) -> AddressBlock {

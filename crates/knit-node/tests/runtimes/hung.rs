@@ -24,7 +24,7 @@ async fn had_a_network_that_is_gone() -> Node {
         .insert("gone-1".into(), Arc::new(block("gone", NODE, "10.9.0.0/28")));
     let agent = node.start().await;
     for name in ["gone", "other"] {
-        agent.core.keep_network(name).await;
+        agent.core.keep_network(&name.into()).await;
         assert!(node.other.networks().contains_key(name), "{name}");
     }
     node.world = there;

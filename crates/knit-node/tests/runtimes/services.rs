@@ -62,7 +62,7 @@ async fn a_pods_host_port_took_another_tenants_node_port() {
 async fn services_of_a_foreign_network_were_an_error() {
     let node = Node::new();
     let core = core_without(&node, &[], Some(Arc::new(NeedsRouter))).await;
-    core.keep_network("other").await;
+    core.keep_network(&"other".into()).await;
     let Some(ServicesState::Off(who)) = state(&core, "other").services else {
         panic!("{:?}", state(&core, "other"));
     };
@@ -175,8 +175,8 @@ async fn when_nobody_looked_after_services_any_more_pods_of_tenants_were_started
         let (_, listed) = watch::channel(false);
         let (sender, receiver) = watch::channel(before.clone());
         let core = core_with_routers(&node, Played { listed, state: receiver }).await;
-        core.keep_network("default").await;
-        core.keep_network("blue").await;
+        core.keep_network(&"default".into()).await;
+        core.keep_network(&"blue".into()).await;
         core.assess();
         core.readiness().now().expect("ready");
         if before == ServicesState::Waiting {

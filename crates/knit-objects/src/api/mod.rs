@@ -145,9 +145,9 @@ impl Api {
             Operation::Merge { patch: body, part } => {
                 patch(&at, name, *part, &PatchParams::default(), &Patch::Merge(body))
             }
-            Operation::Delete { uid } => {
-                let preconditions =
-                    uid.clone().map(|uid| Preconditions { uid: Some(uid), resource_version: None });
+            Operation::Delete { uid, version } => {
+                let only = Preconditions { uid: uid.clone(), resource_version: version.clone() };
+                let preconditions = (uid.is_some() || version.is_some()).then_some(only);
                 at.delete(name, &DeleteParams { preconditions, ..DeleteParams::default() })
             }
         };
@@ -156,7 +156,9 @@ impl Api {
                 Ok(Value::Null)
             }
             // Another object has the name by now: the one that was meant is gone.
-            Err(Error::Conflict { .. }) if matches!(write.operation, Operation::Delete { uid: Some(_) }) => {
+            Err(Error::Conflict { .. })
+                if matches!(write.operation, Operation::Delete { uid: Some(_), version: None }) =>
+            {
                 Ok(Value::Null)
             }
             result => result,

@@ -13,7 +13,7 @@ use super::convert::{attachment_from_wire, invalid, network_to_wire, pod_to_wire
 use super::error::error_from_status;
 use crate::error::{Error, Reason, Result};
 use crate::runtime::{Change, Changes, Info, NetworkStatus, Runtime, Status};
-use crate::{AttachRequest, Attachment, InterfaceName, Network, Pod, SandboxId};
+use crate::{AttachRequest, Attachment, InterfaceName, Network, NetworkName, Pod, SandboxId};
 
 /// A runtime behind a unix socket. It connects when it is first asked, and again after the runtime restarted.
 #[derive(Clone, Debug)]
@@ -93,8 +93,8 @@ impl Runtime for RemoteRuntime {
         Ok(())
     }
 
-    async fn remove_network(&self, name: &str) -> Result<()> {
-        let request = wire::RemoveNetworkRequest { name: name.into() };
+    async fn remove_network(&self, name: &NetworkName) -> Result<()> {
+        let request = wire::RemoveNetworkRequest { name: name.to_string() };
         self.client().remove_network(request).await.map_err(|s| self.failed(&s))?;
         Ok(())
     }
@@ -181,14 +181,17 @@ impl Runtime for RemoteRuntime {
         Ok(Status {
             ready: answer.ready,
             message: answer.message,
+            // Of what no Network is called it can be no Network of this cluster's.
             networks: answer
                 .networks
                 .into_iter()
-                .map(|n| NetworkStatus {
-                    name: n.name,
-                    ready: n.ready,
-                    message: n.message,
-                    attachments: n.attachments,
+                .filter_map(|n| {
+                    Some(NetworkStatus {
+                        name: n.name.parse().ok()?,
+                        ready: n.ready,
+                        message: n.message,
+                        attachments: n.attachments,
+                    })
                 })
                 .collect(),
         })

@@ -11,14 +11,15 @@ use knit_api::kni::v1alpha1 as wire;
 use crate::error::{Error, Reason, Result};
 use crate::{
     Address, Announced, AttachRequest, Attachment, Block, Dns, HostEnd, InterfaceName, Network, NetworkId,
-    Pod, PortMapping, Protocol, Route, SandboxId, Subnet, Topology, Underlay, UnderlayKind, UnderlayMode,
+    NetworkName, Pod, PortMapping, Protocol, Route, SandboxId, Subnet, Topology, Underlay, UnderlayKind,
+    UnderlayMode,
 };
 
 /// A Network as a message.
 #[must_use]
 pub fn network_to_wire(network: &Network) -> wire::Network {
     wire::Network {
-        name: network.name.clone(),
+        name: network.name.to_string(),
         id: network.id.get(),
         topology: network.topology.number(),
         subnets: network
@@ -80,16 +81,24 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
     }
 }
 
+/// The name of a Network from a message.
+///
+/// # Errors
+/// When it is none; the message names the field.
+pub(super) fn network_name(field: &str, text: &str) -> Result<NetworkName> {
+    if text.is_empty() {
+        return Err(invalid(field, "is empty"));
+    }
+    NetworkName::new(text).map_err(|error| invalid(field, "is not the name of a Network").because(error))
+}
+
 /// A Network from a message.
 ///
 /// # Errors
 /// When a field cannot be what it says; the message names it.
 pub fn network_from_wire(network: wire::Network) -> Result<Network> {
-    let name = network.name.clone();
+    let name = network_name("network.name", &network.name)?;
     let parse = |network: wire::Network| -> Result<Network> {
-        if network.name.is_empty() {
-            return Err(invalid("network.name", "is empty"));
-        }
         let topology = match network.topology {
             0 => return Err(invalid("network.topology", "is missing")),
             number => Topology::of_number(number)
@@ -154,10 +163,10 @@ pub fn network_from_wire(network: wire::Network) -> Result<Network> {
                 serde_json::from_str(&network.parameters)
                     .map_err(|e| invalid("network.parameters", "is not a JSON object").because(e))?
             },
-            name: network.name,
+            name: name.clone(),
         })
     };
-    parse(network).map_err(|e| e.on(name))
+    parse(network).map_err(|e| e.on(&name))
 }
 
 fn underlay_from_wire(underlay: &wire::Underlay) -> Result<Underlay> {
@@ -185,7 +194,7 @@ fn underlay_from_wire(underlay: &wire::Underlay) -> Result<Underlay> {
 pub fn attachment_to_wire(attachment: &Attachment) -> wire::Attachment {
     wire::Attachment {
         sandbox_id: attachment.pod.sandbox.to_string(),
-        network: attachment.network.clone(),
+        network: attachment.network.to_string(),
         interface: attachment.interface.to_string(),
         addresses: addresses_to_wire(&attachment.addresses),
         mac: attachment.mac.to_string(),
@@ -235,7 +244,7 @@ pub fn attachment_from_wire(attachment: wire::Attachment) -> Result<Attachment> 
         },
         pod_netns_inode: attachment.pod_netns_inode,
         ports: ports_from_wire(&attachment.ports)?,
-        network: attachment.network,
+        network: network_name("attachment.network", &attachment.network)?,
     })
 }
 
@@ -265,7 +274,7 @@ pub(super) fn pod_from_wire(pod: Option<wire::Pod>) -> Result<(Pod, PathBuf)> {
 
 pub(super) fn request_to_wire(request: &AttachRequest) -> wire::AttachmentRequest {
     wire::AttachmentRequest {
-        network: request.network.clone(),
+        network: request.network.to_string(),
         interface: request.interface.to_string(),
         addresses: addresses_to_wire(&request.addresses),
         mac: request.mac.map(|m| m.to_string()).unwrap_or_default(),
@@ -294,7 +303,7 @@ pub(super) fn request_from_wire(
         ports: ports_from_wire(&request.ports)?,
         routes: routes_from_wire(&request.routes)?,
         dns: dns_from_wire(request.dns),
-        network: request.network,
+        network: network_name("attachment.network", &request.network)?,
     })
 }
 

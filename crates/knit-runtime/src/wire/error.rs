@@ -41,7 +41,7 @@ pub fn status_from_error(error: &Error) -> Status {
         reason: reason.into(),
         retryable: error.retryable(),
         message: message.clone(),
-        network: error.network.clone().unwrap_or_default(),
+        network: error.network.clone().map(String::from).unwrap_or_default(),
         interface: error.interface.clone().unwrap_or_default(),
     };
     let any = Any { type_url: TYPE_URL.to_owned(), value: detail.encode_to_vec() };
@@ -73,7 +73,7 @@ pub fn error_from_status(status: &Status) -> Error {
         Some(detail) => Error {
             reason: from_wire(detail.reason()).unwrap_or_else(|| from_code(status.code())),
             message: if detail.message.is_empty() { status.message().to_owned() } else { detail.message },
-            network: some(detail.network),
+            network: detail.network.parse().ok(),
             interface: some(detail.interface),
             source: None,
         },

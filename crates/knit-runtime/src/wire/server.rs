@@ -7,7 +7,9 @@ use futures::stream::BoxStream;
 use knit_api::kni::v1alpha1 as wire;
 use wire::network_runtime_server::{NetworkRuntime, NetworkRuntimeServer};
 
-use super::convert::{attachment_to_wire, invalid, network_from_wire, pod_from_wire, request_from_wire};
+use super::convert::{
+    attachment_to_wire, invalid, network_from_wire, network_name, pod_from_wire, request_from_wire,
+};
 use super::error::status_from_error;
 use crate::error::Error;
 use crate::runtime::{Change, Runtime};
@@ -50,7 +52,7 @@ impl Served {
                     for attachment in made {
                         let _ = self.0.detach(&pod, Some(&attachment.interface)).await;
                     }
-                    return Err(error.on(request.network.as_str()).at(request.interface.as_str()));
+                    return Err(error.on(&request.network).at(request.interface.as_str()));
                 }
             }
         }
@@ -112,8 +114,11 @@ impl NetworkRuntime for Served {
         &self,
         request: tonic::Request<wire::RemoveNetworkRequest>,
     ) -> Reply<wire::RemoveNetworkResponse> {
-        let name = request.into_inner().name;
-        reply(self.0.remove_network(&name).await.map(|()| wire::RemoveNetworkResponse {}))
+        let result = match network_name("name", &request.into_inner().name) {
+            Ok(name) => self.0.remove_network(&name).await,
+            Err(error) => Err(error),
+        };
+        reply(result.map(|()| wire::RemoveNetworkResponse {}))
     }
 
     async fn attach(&self, request: tonic::Request<wire::AttachRequest>) -> Reply<wire::AttachResponse> {
@@ -192,7 +197,7 @@ impl NetworkRuntime for Served {
                     .networks
                     .into_iter()
                     .map(|n| wire::NetworkStatus {
-                        name: n.name,
+                        name: n.name.into(),
                         ready: n.ready,
                         message: n.message,
                         attachments: n.attachments,

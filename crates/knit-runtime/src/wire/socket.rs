@@ -23,6 +23,20 @@ pub type Clients = BoxStream<'static, io::Result<Client>>;
 /// # Errors
 /// When it cannot be made.
 pub fn listen(path: &Path) -> io::Result<Clients> {
+    let listener = bind_private(path)?;
+    Ok(stream::unfold(listener, |listener| async {
+        let client = accept(&listener).await;
+        Some((Ok(Client::new(client)), listener))
+    })
+    .boxed())
+}
+
+/// Opens a socket for root alone, and the user that this process runs as, in place of one that an earlier
+/// process left. Needs a tokio runtime.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
     // Made under another name and closed to others before it takes its own: nobody gets in through a gap. A
     // hidden one, since kubelet looks at every other socket in its registry.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -34,11 +48,7 @@ pub fn listen(path: &Path) -> io::Result<Clients> {
     let listener = UnixListener::bind(&unfinished)?;
     std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&unfinished, path)?;
-    Ok(stream::unfold(listener, |listener| async {
-        let client = accept(&listener).await;
-        Some((Ok(Client::new(client)), listener))
-    })
-    .boxed())
+    Ok(listener)
 }
 
 /// Serves a runtime on a socket until `stop` is ready, and then ends what is being worked on.

@@ -41,7 +41,7 @@ fn resolved(service: &Service) -> (PortKey, Arc<PortView>) {
     view.current().ports.first_key_value().map(|(k, v)| (k.clone(), Arc::clone(v))).expect("one port")
 }
 
-fn put(steering: &mut Steering, network: &str, service: &Service) -> PortKey {
+fn put(steering: &mut Steering, network: &'static str, service: &Service) -> PortKey {
     let (key, view) = resolved(service);
     steering.set_port(&network.into(), &key, Some((&view, service)), &ends());
     key

@@ -197,7 +197,7 @@ pub(super) fn send(instance: &mut Instance, event: Event) {
     };
     if proxy.send(event).is_err() {
         let network = &instance.network.name;
-        tracing::error!(network, "the service proxy stopped unexpectedly; restarting it");
+        tracing::error!(%network, "the service proxy stopped unexpectedly; restarting it");
         instance.running = None;
     }
 }

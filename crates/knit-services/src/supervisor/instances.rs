@@ -175,7 +175,7 @@ impl Supervisor {
                 Some(Err(trouble)) => {
                     let network = &instance.network.name;
                     tracing::warn!(
-                        network,
+                        %network,
                         error = trouble as &dyn std::error::Error,
                         "cannot inspect a router"
                     );

@@ -36,7 +36,7 @@ impl Supervisor {
         *network != NetworkName::default()
             && self.world.borrow().networks.contains_key(network.as_str())
             && !self.instances.values().any(|instance| instance.name() == *network && instance.reported)
-            && !self.core.has_pods_of(network.as_str())
+            && !self.core.has_pods_of(network)
     }
 
     /// Looks again at which Networks with Services that clients outside reach have no router here.

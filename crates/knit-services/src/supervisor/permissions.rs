@@ -17,7 +17,7 @@ impl Supervisor {
     pub(super) fn permit(&mut self, world: &World) -> Vec<(NetworkName, Event)> {
         let those = |allows: fn(&Network) -> bool| -> BTreeSet<NetworkName> {
             let networks = world.networks.values().filter(|network| allows(network));
-            networks.map(|network| NetworkName::from(network.name())).collect()
+            networks.map(|network| network.name().clone()).collect()
         };
         if self.steering.set_on_nodes(those(Network::serves_node_addresses)) && self.told.is_some() {
             self.set_defaults();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use knit_conformance::{ExistingNetwork, Options, Report};
 use knit_output::{Cell, Table, Tone};
-use knit_runtime::Address;
+use knit_runtime::{Address, NetworkName};
 
 /// Check a network runtime against the profiles of KNI v1alpha1.
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,7 @@ pub struct Args {
     underlay_parent: Option<String>,
     /// A Network that is already set up, for a runtime without the feature NetworkSetup
     #[arg(long, value_name = "NAME", requires = "addresses")]
-    network: Option<String>,
+    network: Option<NetworkName>,
     /// A free address of that Network with its prefix length and gateway, such as 10.1.0.20/24@10.1.0.1; give
     /// at least ten per family
     #[arg(long = "address", value_name = "ADDRESS", requires = "network", value_parser = parse_address)]

@@ -134,7 +134,7 @@ fn table(rows: &[Dropped]) -> Table {
         table.row([
             time(dropped),
             dropped.seen.to_string(),
-            dropped.network.clone(),
+            dropped.network.to_string(),
             dropped.direction.clone(),
             dropped.from.to_string(),
             dropped.to.to_string(),

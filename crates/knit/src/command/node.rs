@@ -359,7 +359,7 @@ fn enforcement(args: &Args, namespace: &NetNs, run_dir: &Path) -> Result<Arc<dyn
         node: args.node_name.clone(),
         namespace: clone()?,
         mode,
-        backends: Arc::new(knit_enforcement::NftBackends),
+        backends: Arc::new(knit_policy_nft::NftBackends),
     };
     let enforcement = Arc::new(knit_enforcement::Enforcement::new(config));
     if mode == knit_enforcement::Mode::Off {

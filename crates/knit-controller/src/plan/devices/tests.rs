@@ -8,6 +8,7 @@ use knit_api::AddressBlockSpec;
 use knit_ipam::{BlockQuery, Family, Millis, NodeAllocator, NodeConfig, next_block};
 use knit_model::AddressBlock;
 use knit_objects::Write;
+use knit_types::NetworkName;
 use serde_json::Value;
 
 use super::writes::{PER_SLICE, metadata};
@@ -15,7 +16,7 @@ use super::*;
 use crate::cluster::BlockView;
 
 #[expect(clippy::needless_pass_by_value, reason = "as json! makes it")]
-fn network(name: &str, id: u32, cidr: &str, extra: Value) -> (String, Arc<Network>) {
+fn network(name: &str, id: u32, cidr: &str, extra: Value) -> (NetworkName, Arc<Network>) {
     let mut object = json!({
         "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
         "spec": {"topology": "Layer3", "subnets": [{"cidr": cidr}]}, "status": {"id": id},
@@ -26,10 +27,10 @@ fn network(name: &str, id: u32, cidr: &str, extra: Value) -> (String, Arc<Networ
         object.as_object_mut().expect("an object").remove("status");
     }
     let object: knit_api::Network = serde_json::from_value(object).expect("a Network");
-    (name.to_owned(), Arc::new(object.into()))
+    (name.parse().expect("a name"), Arc::new(object.try_into().expect("a name")))
 }
 
-fn cluster(networks: Vec<(String, Arc<Network>)>) -> Cluster {
+fn cluster(networks: Vec<(NetworkName, Arc<Network>)>) -> Cluster {
     Cluster { networks: networks.into_iter().collect(), ..Cluster::default() }
 }
 
@@ -120,6 +121,8 @@ fn claims_were_promised_the_router_addresses_of_a_nodes_further_blocks() {
             node: "n1".into(),
             created: None,
             deleting: false,
+            resource_version: String::new(),
+            reclaim: None,
             block: Some(AddressBlock::of(&spec).expect("a block")),
         };
         cluster.blocks.insert(format!("blue-{}", existing.len()), Arc::new(view));

@@ -52,14 +52,14 @@ pub(super) fn happens(world: &mut World, happening: &Happening) {
         }
         Happening::NetworkIsMade(n, subnet, primary) => {
             let name = format!("w{n}");
-            if !world.cluster.networks.contains_key(&name) {
+            if !world.cluster.networks.contains_key(name.as_str()) {
                 let tenant = primary.then(|| format!("t{n}"));
                 world.network(&name, subnets[usize::from(*subnet)], tenant.as_deref());
             }
         }
         Happening::NetworkIsDeleted(n) => {
             let name = format!("w{n}");
-            if world.cluster.networks.get(&name).is_some_and(|network| !network.is_being_deleted()) {
+            if world.cluster.networks.get(name.as_str()).is_some_and(|network| !network.is_being_deleted()) {
                 world.delete(&name);
             }
         }

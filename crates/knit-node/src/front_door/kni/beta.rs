@@ -259,7 +259,7 @@ impl Kni for Door {
         let network = |state: crate::networks::NetworkState| wire::Network {
             ready: state.problem.is_none(),
             extradata: state.problem.map(|p| ("message".to_owned(), p.message)).into_iter().collect(),
-            name: state.name,
+            name: state.name.into(),
         };
         let networks = self.core.networks().states().into_iter().map(network).collect();
         Ok(Response::new(wire::QueryNodeNetworksResponse { networks, extradata: HashMap::new() }))
@@ -287,7 +287,7 @@ fn ipconfigs(attachments: &[Attachment]) -> HashMap<String, wire::IpConfig> {
     let config = |a: &Attachment| wire::IpConfig {
         ip: a.addresses.iter().map(|address| address.net.addr().to_string()).collect(),
         mac: a.mac.to_string(),
-        extradata: HashMap::from([("network".to_owned(), a.network.clone())]),
+        extradata: HashMap::from([("network".to_owned(), a.network.to_string())]),
     };
     attachments.iter().map(|a| (a.interface.to_string(), config(a))).collect()
 }

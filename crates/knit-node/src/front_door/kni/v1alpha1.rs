@@ -10,6 +10,7 @@ use knit_api::names;
 use knit_ipam::Mac;
 use knit_runtime::wire::{PROTOCOL_VERSION, attachment_to_wire, status_from_error};
 use knit_runtime::{Attachment, Dns, InterfaceName, Pod, PortMapping, Protocol, SandboxId, feature};
+use knit_types::NetworkName;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use wire::network_runtime_server::NetworkRuntime;
@@ -155,7 +156,7 @@ impl NetworkRuntime for Door {
             ready: state.problem.is_none(),
             message: state.problem.map(|p| p.message).unwrap_or_default(),
             attachments: u32::try_from(count(&state.name)).unwrap_or(u32::MAX),
-            name: state.name,
+            name: state.name.into(),
         });
         Ok(Response::new(wire::StatusResponse {
             ready: problem.is_none(),
@@ -190,16 +191,14 @@ fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
     let main = attachments.next().unwrap_or_default();
     check_routes(&main)?;
     let primary = some(main.network);
-    let further = attachments.map(asked).collect::<Result<Vec<_>, Status>>()?;
+    let further = attachments.map(|further| asked(&further)).collect::<Result<Vec<_>, Status>>()?;
     if namespace.is_none() && (primary.is_some() || !further.is_empty()) {
         return Err(invalid(
             "a pod without namespace and name gets the default Network: do not name a \
         Network",
         ));
     }
-    if let Some(name) = &primary {
-        annotation::check_name(name).map_err(|problem| invalid(format!("attachment.network: {problem}")))?;
-    }
+    let primary = primary.map(|name| network_name(&name)).transpose()?;
     annotation::check_number(further.len()).map_err(invalid)?;
     let annotations: BTreeMap<String, String> = pod.annotations.into_iter().collect();
     let interface = if main.interface.is_empty() { MAIN } else { main.interface.as_str() };
@@ -224,7 +223,11 @@ fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
 
 /// What the annotations ask for, and in their place what the client asks for itself. Where neither says
 /// anything, the agent looks at the pod: never a guess.
-fn wishes(mut annotations: BTreeMap<String, String>, primary: Option<String>, further: Vec<Asked>) -> Wishes {
+fn wishes(
+    mut annotations: BTreeMap<String, String>,
+    primary: Option<NetworkName>,
+    further: Vec<Asked>,
+) -> Wishes {
     if annotations.is_empty() && primary.is_none() && further.is_empty() {
         return Wishes::AsThePodSays;
     }
@@ -243,13 +246,12 @@ fn wishes(mut annotations: BTreeMap<String, String>, primary: Option<String>, fu
     }
 }
 
-fn asked(wanted: wire::AttachmentRequest) -> Result<Asked, Status> {
-    check_routes(&wanted)?;
+fn asked(wanted: &wire::AttachmentRequest) -> Result<Asked, Status> {
+    check_routes(wanted)?;
     if wanted.network.is_empty() {
         return Err(invalid("an additional attachment does not name a Network"));
     }
-    annotation::check_name(&wanted.network)
-        .map_err(|problem| invalid(format!("attachment.network: {problem}")))?;
+    let network = network_name(&wanted.network)?;
     if !wanted.ports.is_empty() {
         return Err(invalid("host ports lead to the pod's main interface: set them on the first attachment"));
     }
@@ -262,8 +264,12 @@ fn asked(wanted: wire::AttachmentRequest) -> Result<Asked, Status> {
         addresses: wanted.addresses.iter().map(address).collect::<Result<_, _>>()?,
         mac: mac(&wanted.mac)?,
         default_route: false,
-        network: wanted.network,
+        network,
     })
+}
+
+fn network_name(text: &str) -> Result<NetworkName, Status> {
+    annotation::network_name(text).map_err(|problem| invalid(format!("attachment.network: {problem}")))
 }
 
 fn mac(text: &str) -> Result<Option<Mac>, Status> {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use knit_types::NetworkName;
+
 use crate::world::Labels;
 
 /// The first pause.
@@ -24,7 +26,7 @@ pub(super) struct RefusalFacts {
     /// The labels of the namespace.
     pub(super) labels: Option<Arc<Labels>>,
     /// The pod's interfaces and their Networks.
-    pub(super) has: Vec<(String, String)>,
+    pub(super) has: Vec<(String, NetworkName)>,
 }
 
 /// How often something failed, and what the last attempt was made on.

@@ -11,13 +11,13 @@ use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{
-    AttemptPace, Item, Job, ObjectKey, PER_POD, State, Task, WrittenStatus, belongs, by_objects, find,
-    has_finalizer, is_forgotten, lock, uid_of,
-};
+use super::objects::{belongs, by_objects, find, has_finalizer, is_forgotten, uid_of};
+use super::pace::AttemptPace;
+use super::state::{State, WrittenStatus, lock};
+use super::{Item, Job, ObjectKey, PER_POD, Task};
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
-use crate::front_door::annotation::parse_address;
+use crate::front_door::annotation::{network_name, parse_address};
 use crate::metrics::Operation;
 use crate::report::attachments;
 use crate::request::{Asked, Door, ObjectDoor, PodRequest, Wishes, pod_name};
@@ -106,7 +106,7 @@ impl Worker {
             Reason::AddressesExhausted => conditions::network_attachment::REASON_NO_ADDRESS,
             Reason::Refused | Reason::Invalid => conditions::network_attachment::REASON_REFUSED,
             Reason::UnknownSandbox => conditions::network_attachment::REASON_NO_POD,
-            _ if !self.core.world().get().networks.contains_key(&object.spec.network) => {
+            _ if !self.core.world().get().networks.contains_key(object.spec.network.as_str()) => {
                 conditions::network_attachment::REASON_NO_NETWORK
             }
             _ => conditions::network_attachment::REASON_FAILED,
@@ -385,7 +385,7 @@ fn asked(object: &NetworkAttachment) -> Result<Asked, String> {
     let interface =
         spec.interface.as_deref().map(InterfaceName::new).transpose().map_err(|e| e.to_string())?;
     Ok(Asked {
-        network: spec.network.clone(),
+        network: network_name(&spec.network)?,
         interface,
         addresses: spec.addresses.iter().map(|a| parse_address(a)).collect::<Result<_, _>>()?,
         mac: spec

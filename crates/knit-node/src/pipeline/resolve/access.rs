@@ -1,7 +1,7 @@
 //! Who may attach: which Network is a namespace's primary, and which others it may use.
 
-use knit_api::names;
 use knit_model::{Claim, Claims, Network};
+use knit_types::NetworkName;
 
 use super::Missing;
 use crate::error::{Error, Reason};
@@ -18,16 +18,16 @@ pub fn claims(world: &World) -> Claims {
 /// way, or because a selector that cannot be read may have meant it. Who asks waits for the next snapshot,
 /// and changes nothing meanwhile.
 #[must_use]
-pub fn primary_network(world: &World, claims: &Claims, namespace: &str) -> Option<String> {
+pub fn primary_network(world: &World, claims: &Claims, namespace: &str) -> Option<NetworkName> {
     let labels = world.namespaces.get(namespace).filter(|_| world.knows_primaries())?;
     primary_of(claims, namespace, labels).ok()
 }
 
 /// The primary Network of a namespace.
-pub(super) fn primary_of(claims: &Claims, namespace: &str, labels: &Labels) -> Result<String, Missing> {
+pub(super) fn primary_of(claims: &Claims, namespace: &str, labels: &Labels) -> Result<NetworkName, Missing> {
     match claims.of_namespace(labels) {
-        Claim::Nobody => Ok(names::DEFAULT_NETWORK.to_owned()),
-        Claim::Of(network) => Ok(network.to_owned()),
+        Claim::Nobody => Ok(NetworkName::default()),
+        Claim::Of(network) => Ok(network.clone()),
         Claim::Unknown { network, problem } => Err(Missing::Error(Error::new(
             Reason::NotReady,
             format!(

@@ -2,7 +2,7 @@
 
 use knit_api::names;
 use knit_ledger::Reservation;
-use knit_runtime::InterfaceName;
+use knit_runtime::{InterfaceName, NetworkName};
 
 use super::{Missing, Wanted, access, claims};
 use crate::error::{Error, Reason};
@@ -34,7 +34,7 @@ pub(super) fn check(
     name: &InterfaceName,
     wish: &Wish,
     claimed: &[Reservation],
-    own_primary: &str,
+    own_primary: &NetworkName,
     namespace: &str,
     who: &str,
 ) -> Result<(), Missing> {
@@ -46,7 +46,7 @@ pub(super) fn check(
             names::NETWORKS_ANNOTATION
         ));
     }
-    if own_primary != names::DEFAULT_NETWORK {
+    if !own_primary.is_default() {
         return refused(format!(
             "{who}: Network {own_primary} is the primary Network of namespace {namespace}, but another CNI \
              plugin provides the main interface of pods on this node: remove the Network's primaryFor"

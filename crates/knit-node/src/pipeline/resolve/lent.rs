@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use knit_ledger::{Loan, Reservation, ReservedLease};
-use knit_types::Owner;
+use knit_types::{NetworkName, Owner};
 
 use super::{Missing, Wanted};
 use crate::error::{Error, Reason};
@@ -17,10 +17,10 @@ pub(super) type Lent<'r> = (&'r Owner, &'r ReservedLease);
 /// are interfaces of their own. One with a name of its own is meant as such.
 pub(super) fn split<'r>(
     claimed: &'r [Reservation],
-    mut networks: BTreeSet<&str>,
+    mut networks: BTreeSet<&NetworkName>,
 ) -> (Vec<Lent<'r>>, Vec<Lent<'r>>) {
     let lent = claimed.iter().flat_map(|own| own.reserved().iter().map(move |lease| (own.owner(), lease)));
-    lent.partition(|(_, lease)| !lease.named && networks.remove(lease.network.as_str()))
+    lent.partition(|(_, lease)| !lease.named && networks.remove(&lease.network))
 }
 
 /// Gives an interface what is reserved for its Network.

@@ -13,11 +13,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use knit_api::names;
 use knit_ipam::{Addresses, Mac};
 use knit_ledger::{Loan, Reservation};
 use knit_model::{Network, Refusal, overlap};
 use knit_runtime::{Dns, InterfaceName, PortMapping};
+use knit_types::NetworkName;
 
 use crate::config::MainInterfaces;
 use crate::error::{Error, Reason};
@@ -30,7 +30,7 @@ pub use access::{claims, primary_network};
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Wanted {
     /// The Network.
-    pub network: String,
+    pub network: NetworkName,
     /// The runtime that serves it.
     pub runtime: String,
     /// The interface's name in the pod.
@@ -67,8 +67,8 @@ pub enum Missing {
 pub struct Held {
     /// The interface's name.
     pub interface: String,
-    /// Its Network.
-    pub network: String,
+    /// Its Network, where it is one of ours.
+    pub network: Option<NetworkName>,
 }
 
 /// The interfaces that a request is about, the main one first if there is one, besides those that the sandbox
@@ -86,7 +86,7 @@ pub fn resolve(
     check_claims(request, &who)?;
     let Some(namespace) = request.pod.namespace.as_deref() else {
         // A plain CNI client: no namespace, so no rights but to the default Network.
-        let network = names::DEFAULT_NETWORK.to_owned();
+        let network = NetworkName::default();
         let main = request.start.iter().filter_map(|start| start.main.ours());
         let main = main.map(|main| main_interface(world, main, network.clone(), &who));
         let wanted: Vec<Wanted> = main.collect::<Result<_, _>>()?;
@@ -112,8 +112,8 @@ pub fn resolve(
         Some(Main::Foreign(name)) => foreign::check(name, &wish, claimed, &own_primary, namespace, &who)?,
         None => {}
     }
-    let others = wanted.iter().map(|main| main.network.as_str());
-    let others = others.chain(wish.further.iter().map(|asked| asked.network.as_str()));
+    let others = wanted.iter().map(|main| &main.network);
+    let others = others.chain(wish.further.iter().map(|asked| &asked.network));
     let (mut shared, lent) = lent::split(claimed, others.collect());
     let mut taken: BTreeSet<&str> = has.iter().map(|held| held.interface.as_str()).collect();
     taken.extend(wish.further.iter().filter_map(|asked| asked.interface.as_ref().map(InterfaceName::as_str)));
@@ -260,11 +260,11 @@ fn wish_of(world: &World, request: &PodRequest, namespace: &str, who: &str) -> R
 
 fn other_primary(
     world: &World,
-    name: &str,
-    own_primary: &str,
+    name: &NetworkName,
+    own_primary: &NetworkName,
     labels: &Labels,
     who: &str,
-) -> Result<String, Missing> {
+) -> Result<NetworkName, Missing> {
     let network = usable(world, name, who)?;
     check_access(network, name, own_primary, labels, who)?;
     if !network.is_primary() {
@@ -277,7 +277,7 @@ fn other_primary(
 }
 
 /// A Network that is there, accepted, and not on its way out.
-fn usable<'w>(world: &'w World, name: &str, who: &str) -> Result<&'w Network, Missing> {
+fn usable<'w>(world: &'w World, name: &NetworkName, who: &str) -> Result<&'w Network, Missing> {
     let Some(network) = world.networks.get(name) else {
         let message = format!("{who}: Network {name} does not exist: create it, or request another Network");
         return Err(Missing::Wait(Error::new(Reason::NotReady, message)));
@@ -295,8 +295,8 @@ fn usable<'w>(world: &'w World, name: &str, who: &str) -> Result<&'w Network, Mi
 
 fn check_access(
     network: &Network,
-    name: &str,
-    own_primary: &str,
+    name: &NetworkName,
+    own_primary: &NetworkName,
     labels: &Labels,
     who: &str,
 ) -> Result<(), Missing> {
@@ -309,7 +309,12 @@ fn check_access(
     Err(Missing::Error(Error::new(Reason::NotAllowed, message)))
 }
 
-fn main_interface(world: &World, start: &MainInterface, name: String, who: &str) -> Result<Wanted, Missing> {
+fn main_interface(
+    world: &World,
+    start: &MainInterface,
+    name: NetworkName,
+    who: &str,
+) -> Result<Wanted, Missing> {
     let network = usable(world, &name, who)?;
     Ok(Wanted {
         runtime: runtime_of(world, network, &name, who)?,
@@ -388,14 +393,14 @@ fn check_together(world: &World, wanted: &[Wanted], has: &[Held], who: &str) -> 
         let message = format!("{who} requests two default routes: set default-route for one Network only");
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
-    let held = has.iter().map(|held| held.network.as_str());
-    let networks: Vec<&str> = held.chain(wanted.iter().map(|w| w.network.as_str())).collect();
+    let held = has.iter().filter_map(|held| held.network.as_ref());
+    let networks: Vec<&NetworkName> = held.chain(wanted.iter().map(|w| &w.network)).collect();
     check_disjoint(world, &networks, who)
 }
 
 /// In one pod, addresses must mean one place.
-fn check_disjoint(world: &World, names: &[&str], who: &str) -> Result<(), Missing> {
-    let mut seen: Vec<(&str, IpNet)> = Vec::new();
+fn check_disjoint(world: &World, names: &[&NetworkName], who: &str) -> Result<(), Missing> {
+    let mut seen: Vec<(&NetworkName, IpNet)> = Vec::new();
     for name in names {
         let Some(network) = world.networks.get(*name) else { continue };
         for range in network.ranges() {

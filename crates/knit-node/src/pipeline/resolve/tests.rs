@@ -21,7 +21,8 @@ fn world() -> World {
         let mut spec = json!({"topology": "Layer3"});
         spec.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
         let spec: NetworkSpec = serde_json::from_value(spec).expect("a spec");
-        (name.to_owned(), Arc::new(Network::from(knit_api::Network::new(name, spec))))
+        let network = Network::try_from(knit_api::Network::new(name, spec)).expect("a name");
+        (network.name().clone(), Arc::new(network))
     };
     let subnet = |cidr: &str| json!([{"cidr": cidr}]);
     let mut refused =
@@ -113,7 +114,7 @@ fn resolve(world: &World, request: &PodRequest, has: &[Held]) -> Result<Vec<Want
 }
 
 /// One more for a pod that runs.
-fn plug(namespace: &str, network: &str, interface: Option<&str>) -> PodRequest {
+fn plug(namespace: &str, network: &'static str, interface: Option<&str>) -> PodRequest {
     let interface = interface.map(|i| InterfaceName::new(i).expect("a name"));
     let asked = Asked { network: network.into(), interface, ..Asked::default() };
     PodRequest { start: None, wishes: Wishes::further(vec![asked]), ..request(Some(namespace), None) }
@@ -267,9 +268,12 @@ fn nobody_gets_the_default_network_because_a_list_was_late() {
 #[test]
 fn a_running_pod_gets_one_more() {
     let world = world();
-    let held = |interface: &str, network: &str| Held { interface: interface.into(), network: network.into() };
+    let held = |interface: &str, network: &'static str| Held {
+        interface: interface.into(),
+        network: Some(network.into()),
+    };
     let has = [held("eth0", "default"), held("net1", "picky")];
-    let more = |network: &str, interface: Option<&str>| {
+    let more = |network: &'static str, interface: Option<&str>| {
         let mut wanted = resolve(&world, &plug("plain", network, interface), &has)?;
         assert_eq!(wanted.len(), 1);
         Ok(wanted.remove(0))
@@ -304,7 +308,8 @@ fn one_networks_selector_that_cannot_be_read_stopped_every_namespace() {
         {"matchExpressions": [{"key": "team", "operator": "Equals", "values": ["green"]}]}});
     let mut wrong = knit_api::Network::new("wrong", serde_json::from_value(wrong).expect("a spec"));
     wrong.status = world.networks["refused"].status().cloned();
-    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong.clone().into()));
+    Arc::make_mut(&mut world.networks)
+        .insert("wrong".into(), Arc::new(wrong.clone().try_into().expect("a name")));
     for (namespace, network) in [("plain", "default@eth0*"), ("reds", "red@eth0*")] {
         let wanted = resolve(&world, &request(Some(namespace), Some(&[])), &[]).expect("as ever");
         assert_eq!(shown(&wanted), network);
@@ -312,7 +317,7 @@ fn one_networks_selector_that_cannot_be_read_stopped_every_namespace() {
     // Before the controller has refused it, nobody gets the default Network who may be meant; who has another
     // has it.
     wrong.status = None;
-    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong.into()));
+    Arc::make_mut(&mut world.networks).insert("wrong".into(), Arc::new(wrong.try_into().expect("a name")));
     resolve(&world, &request(Some("reds"), Some(&[])), &[]).expect("as ever");
     match resolve(&world, &request(Some("plain"), Some(&[])), &[]) {
         Err(Missing::Error(error)) => {

@@ -271,10 +271,6 @@ pub async fn networks(node: &Node) -> Option<Vec<Network>> {
         let listing = node.args.from.open().await.ok()?;
         return listing.list::<Network>(None).await.ok();
     }
-    let cache = node.args.state_dir.join("boot-cache.json");
-    if !cache.exists() {
-        return None;
-    }
-    let world = knit_node::world::boot::BootFile::new(&node.args.state_dir).load().into_world();
+    let world = knit_node::world::boot::BootLog::read(&node.args.state_dir)?;
     Some(world.networks.values().map(|network| network.object().clone()).collect())
 }

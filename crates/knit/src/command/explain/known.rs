@@ -17,6 +17,7 @@ use knit_policy::kubernetes::{
     NetworkPolicy,
 };
 use knit_policy::model::{Alias, Attachment, Name, Namespace, Pod, Policy};
+use knit_types::NetworkName;
 
 use crate::command::objects::Listing;
 
@@ -53,16 +54,21 @@ pub async fn read(objects: &Listing) -> Result<Known> {
         services: BTreeMap::new(),
         problems: Vec::new(),
     };
-    let networks: Vec<knit_api::Network> = objects.list_if_there().await?;
-    let networks: Vec<Arc<Network>> = networks.into_iter().map(|n| Arc::new(n.into())).collect();
+    let mut networks: Vec<Arc<Network>> = Vec::new();
+    for network in objects.list_if_there::<knit_api::Network>().await? {
+        match Network::try_from(network) {
+            Ok(network) => networks.push(Arc::new(network)),
+            Err(error) => known.problems.push(format!("a Network cannot be read and is left out: {error}")),
+        }
+    }
     let claims = Claims::of(&networks);
-    known.networks = networks.iter().map(|network| Name::from(network.name())).collect();
+    known.networks = networks.iter().map(|network| Name::from(network.name().as_str())).collect();
     known.cluster.set_networks(known.networks.clone());
     let others = networks.iter().filter(|network| {
         let policy = network.object().spec.policy.unwrap_or_default();
         policy.enforcement == PolicyEnforcement::Others
     });
-    known.left_to_others = others.map(|network| Name::from(network.name())).collect();
+    known.left_to_others = others.map(|network| Name::from(network.name().as_str())).collect();
     for node in objects.list::<core::Node>(None).await? {
         known.cluster.set_node(convert::node(&node));
     }
@@ -144,7 +150,7 @@ impl Known {
             _ => None,
         };
         self.problems.extend(problem.filter(|problem| !self.problems.contains(problem)));
-        first.unwrap_or(names::DEFAULT_NETWORK).into()
+        first.map_or(names::DEFAULT_NETWORK, NetworkName::as_str).into()
     }
 
     async fn policies(&mut self, objects: &Listing) -> Result<()> {

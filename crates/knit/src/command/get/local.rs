@@ -51,7 +51,7 @@ fn of_record(record: &SandboxRecord) -> Vec<NetworkAttachment> {
         let pod_name = pod.map_or_else(|| record.sandbox().to_string(), |pod| pod.name.clone());
         let spec = NetworkAttachmentSpec {
             pod: pod_name.clone(),
-            network: plan.network.clone(),
+            network: plan.network.to_string(),
             interface: Some(plan.interface.to_string()),
             ..NetworkAttachmentSpec::default()
         };

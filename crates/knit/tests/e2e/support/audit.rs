@@ -65,7 +65,10 @@ impl Node {
                 );
                 recorded.insert((record.sandbox().to_string(), plan.interface.to_string()));
                 for address in plan.lease.iter().flat_map(|lease| lease.addresses.iter()) {
-                    assert!(taken.insert((plan.network.clone(), address)), "{address} is given out twice");
+                    assert!(
+                        taken.insert((plan.network.to_string(), address)),
+                        "{address} is given out twice"
+                    );
                 }
             }
         }

@@ -1,28 +1,31 @@
-//! The nftables backend, as the worker uses it.
+//! The backend as whoever enforces policies on a node is handed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use knit_kernel::NetNs;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
+use knit_policy::backend::{Backend, Backends, Denied, Failure, Follow, RouterPlace};
 use knit_policy::sets::{Change, Key, Value};
-use knit_policy_nft::live::Touched;
-use knit_policy_nft::{PolicyTable, Router};
 
-use crate::backend::{Backend, Backends, Denied, Failure, Follow, RouterPlace};
+use crate::layout::Router;
+use crate::live::Touched;
+use crate::table::PolicyTable;
 
 /// Policies in nftables, one table for each router.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NftBackends;
 
 impl Backends for NftBackends {
-    fn open(&self, router: &RouterPlace) -> Result<Box<dyn Backend>, Failure> {
+    fn open(&self, router: &RouterPlace<'_>) -> Result<Box<dyn Backend>, Failure> {
         let place = match router.uplink.clone() {
             None => Router::Node,
             Some(uplink) => Router::Apart { uplink, node: router.node.clone() },
         };
-        let table = PolicyTable::open_in(&router.namespace, place)?;
-        let bridged = router.is_bridged.then(|| Sysctls::of(&router.namespace)).transpose()?;
+        let namespace = NetNs::from_fd(router.namespace.try_clone_to_owned()?)?;
+        let table = PolicyTable::open_in(&namespace, place)?;
+        let bridged = router.is_bridged.then(|| Sysctls::of(&namespace)).transpose()?;
         Ok(Box::new(Table { table, bridged, touched: Touched::default() }))
     }
 }
@@ -112,7 +115,8 @@ impl Backend for Table {
 
 #[cfg(test)]
 mod tests {
-    use knit_kernel::NetNs;
+    use std::os::fd::AsFd as _;
+
     use knit_kernel::testing::{in_namespaces, skip_for_kernel};
     use knit_policy::sets::Decision;
     use knit_types::IfName;
@@ -127,7 +131,7 @@ mod tests {
             let open = |is_bridged| {
                 let place = RouterPlace {
                     network: "lan".into(),
-                    namespace: namespace.try_clone().expect("the same"),
+                    namespace: namespace.as_fd(),
                     uplink: Some(IfName::new("uplink").expect("a name")),
                     is_bridged,
                     node: Vec::new(),

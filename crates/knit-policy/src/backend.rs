@@ -1,14 +1,16 @@
-//! The seam to what makes policies true in a router.
+//! The seam to what makes the sets of [`sets`](crate::sets) true in a router, such as the crate
+//! `knit-policy-nft`. Who enforces policies on a node is handed a [`Backends`] and knows none by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 
 use ipnet::IpNet;
-use knit_kernel::NetNs;
-use knit_policy::model::{Direction, Name};
-use knit_policy::sets::{Change, Key, Value};
 use knit_types::IfName;
+
+use crate::model::{Direction, Name};
+use crate::sets::{Change, Key, Value};
 
 /// Why something was not done.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -25,16 +27,16 @@ pub trait Backends: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When the system does not let it.
-    fn open(&self, router: &RouterPlace) -> Result<Box<dyn Backend>, Failure>;
+    fn open(&self, router: &RouterPlace<'_>) -> Result<Box<dyn Backend>, Failure>;
 }
 
 /// A router, and what tells the node's own traffic from that of others in it.
 #[derive(Debug)]
-pub struct RouterPlace {
+pub struct RouterPlace<'a> {
     /// The Network.
     pub network: Name,
     /// The router's network namespace.
-    pub namespace: NetNs,
+    pub namespace: BorrowedFd<'a>,
     /// Its end of the link to the node; none if it is the node's own.
     pub uplink: Option<IfName>,
     /// Whether pods of one bridge reach each other in it, without being routed.
