@@ -246,6 +246,23 @@ async fn a_record_that_cannot_be_read_goes_with_its_namespace() {
     assert!(node.is_clean());
 }
 
+#[tokio::test]
+async fn while_a_record_cannot_be_read_no_network_is_taken_for_one_that_nobody_has() {
+    let mut node = Node::new();
+    let agent = node.start().await;
+    agent.add(node.request("s1", "shop", "blue")).await.expect("attached");
+    drop(agent);
+    let ledger = node.config().ledger();
+    append(&ledger, &json!({"put": changed(&ledger, "s1", "/attachments", json!("none"))}));
+    Arc::make_mut(&mut node.world.networks).remove("blue");
+    let agent = node.start().await;
+    assert_eq!(agent.outcome.failed, 0, "no runtime is asked to remove it: {:?}", agent.outcome);
+    assert!(node.kernel.networks().contains_key("blue"));
+    agent.del("s1").await.expect("detached");
+    agent.core.reconcile(&Default::default()).await;
+    assert!(!node.kernel.networks().contains_key("blue"), "now it is nobody's");
+}
+
 /// Each of them waited for it, one after the other, and the whole pass with them.
 #[tokio::test(start_paused = true)]
 async fn a_pass_waited_for_a_hung_runtime_once_for_each_record_that_cannot_be_read() {

@@ -135,6 +135,10 @@ impl Reconciler {
         if self.no_unknown_networks.load(Ordering::Relaxed) || !self.world.get().synced.networks {
             return;
         }
+        // A record that cannot be read may be of any of them.
+        if self.sandboxes.books().unreadable().next().is_some() {
+            return;
+        }
         let mut did = Outcome::default();
         self.of_each(lists, &mut did, Leftovers::Networks).await;
         self.no_unknown_networks.store(did.failed == 0, Ordering::Relaxed);
