@@ -227,7 +227,7 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
     let controller = expected(&[
         ("knit.dev", &["networkclasses", "networks"], &["get", "list", "watch", "create", "patch"]),
         ("knit.dev", &["networkclasses/status", "networks/status", "networkattachments/status"], &["patch"]),
-        ("knit.dev", &["addressblocks"], &["list", "watch", "create", "delete"]),
+        ("knit.dev", &["addressblocks"], &["list", "watch", "create", "patch", "delete"]),
         ("knit.dev", &["nodeslices", "blockslices"], &["list", "watch", "create", "update", "delete"]),
         ("knit.dev", &["nodenetworks"], READ),
         ("knit.dev", &["networkattachments"], &["list", "watch", "patch", "delete"]),
