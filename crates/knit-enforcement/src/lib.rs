@@ -3,8 +3,8 @@
 //!
 //! [`Enforcement`] is the agent's [`PolicyEnforcer`](knit_node::policy::PolicyEnforcer). One thread
 //! (`worker`) owns a [`knit_policy::sets::Engine`]: it is told of policies, namespaces, the pods of this node
-//! and those of others, settles, and has each router's [`backend`] carry out one batch. Where what it is told
-//! comes from:
+//! and those of others, settles, and has each router's [backend](knit_policy::backend) carry out one batch.
+//! Where what it is told comes from:
 //!
 //! | what | from | file |
 //! |---|---|---|
