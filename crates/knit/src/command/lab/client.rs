@@ -156,6 +156,8 @@ pub fn down(args: &DownArgs) -> Result<ExitCode> {
         }
         std::thread::park_timeout(Duration::from_millis(10));
     }
+    // The lab may not have come to that yet.
+    place.remove_parent();
     Ok(ExitCode::SUCCESS)
 }
 

@@ -111,8 +111,12 @@ impl LabDirectory {
         let _ = std::fs::remove_dir_all(&self.dir);
         let _ = std::fs::remove_file(self.lock_file());
         drop(lock);
+        self.remove_parent();
+    }
+
+    /// Takes away the directory of all labs, if no other one is there.
+    pub fn remove_parent(&self) {
         if let Some(parent) = self.dir.parent() {
-            // Only if no other lab is there.
             let _ = std::fs::remove_dir(parent);
         }
     }
